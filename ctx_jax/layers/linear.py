@@ -1,0 +1,49 @@
+"""Linear maps between named axes, with fp32 parameters and compute in the dtype of their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.layers.parameters import parameter
+
+
+class Linear(nn.Module):
+    """y = x W + b over the last `len(inputs)` axes of x; W [*inputs, *outputs], as (D,) -> (H, C) or (H, C) -> (D,)."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    axes: tuple[str, ...]
+    """Names of the axes of W."""
+    kernel_init: Callable[..., jax.Array]
+    use_bias: bool = True
+
+    def setup(self) -> None:
+        self.kernel = parameter(self, "kernel", self.kernel_init, (*self.inputs, *self.outputs), self.axes)
+        if self.use_bias:
+            axes = tuple("norm" if axis == "width" else axis for axis in self.axes[len(self.inputs) :])
+            self.bias = parameter(self, "bias", nn.initializers.zeros, self.outputs, axes)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., *inputs] -> [..., *outputs]."""
+        lead = x.shape[: x.ndim - len(self.inputs)]
+        kernel = self.kernel.astype(x.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
+        y = (x.reshape(*lead, math.prod(self.inputs)) @ kernel).reshape(*lead, *self.outputs)
+        return y + self.bias.astype(y.dtype) if self.use_bias else y
+
+
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, shape: tuple[int, ...] | None = None) -> jax.Array:
+    """Inverted dropout; nothing without a key (evaluation). `shape` (broadcast to x's) shares masks along axes of 1."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape if shape is None else shape)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+def split_key(key: jax.Array | None, count: int) -> tuple[jax.Array | None, ...]:
+    """`count` keys, or as many Nones in evaluation."""
+    return (None,) * count if key is None else tuple(jax.random.split(key, count))

@@ -1,0 +1,68 @@
+"""The one way in which layers are stacked: parameters with a leading layer axis, applied by a scan or a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.layers.parameters import Named, is_named
+from ctx_jax.parallel.sharding import constrain
+
+
+class Stack(nn.Module):
+    """`depth` equal layers. A layer (or one period of a mixed pattern) is a module whose call is
+
+        layer(x, per_layer, shared, key) -> (x, outputs)
+
+    with x [B, T, D] (or a tuple of such streams), `per_layer` this layer's slice of what differs between layers (its
+    memory), `shared` what does not (masks, positions), key None in evaluation, and `outputs` a pytree (possibly empty)
+    of arrays [B, ...].
+
+    `scan` and `remat` change speed and memory only: the parameters, and so the checkpoints, are the same.
+    """
+
+    layer: Callable[..., nn.Module]
+    """Makes one layer, unbound: `functools.partial(Layer, config)`."""
+    depth: int
+    scan: bool = True
+    remat: bool = False
+
+    @nn.compact  # the one module that is not `setup`: its parameters' shapes follow from the first inputs
+    def __call__(self, x: Any, per_layer: Any, shared: Any, key: jax.Array | None) -> tuple[Any, Any]:
+        """per_layer: pytree of [B, L, ...]. Returns x and the layers' outputs, each [B, L, ...]."""
+        layer = self.layer(parent=None)
+        per_layer = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), per_layer)
+        first = jax.tree.map(lambda leaf: leaf[0], per_layer)
+
+        def initialize(rng: jax.Array) -> Any:
+            keys = jax.random.split(rng, self.depth)
+            boxes = jax.vmap(lambda k: layer.init(k, x, first, shared, None)["params"])(keys)
+            return jax.tree.map(lambda box: Named(box.value, ("layers", *box.axes)), boxes, is_leaf=is_named)
+
+        if self.has_variable("params", "layers"):
+            parameters = nn.meta.unbox(self.get_variable("params", "layers"))
+        else:
+            parameters = self.param("layers", initialize)
+        keys = None if key is None else jax.random.split(key, self.depth)
+
+        def apply(x: Any, inputs: Any) -> tuple[Any, Any]:
+            parameters, per_layer, key = inputs
+            x, outputs = layer.apply({"params": parameters}, x, per_layer, shared, key)
+            return jax.tree.map(lambda stream: constrain(stream, ("batch", "length", "activation")), x), outputs
+
+        if self.remat:
+            apply = jax.checkpoint(apply, prevent_cse=not self.scan)
+        inputs = (parameters, per_layer, keys)
+        if self.scan:
+            x, outputs = jax.lax.scan(apply, x, inputs)
+        else:
+            collected = []
+            for index in range(self.depth):
+                x, output = apply(x, jax.tree.map(lambda leaf, i=index: leaf[i], inputs))
+                collected.append(output)
+            outputs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
+        return x, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)

@@ -1,0 +1,1 @@
+"""Meshes, multi-host start, and the table that maps logical axes to mesh axes."""
