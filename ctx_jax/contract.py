@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -129,6 +129,7 @@ class TokenStore(Protocol):
     """[documents] int64: UTF-8 bytes of each document's text, for bits per byte under any tokenizer."""
 
 
+@runtime_checkable
 class Reader(Protocol):
     """The order in which a store is read. A frozen dataclass; its fields are its config."""
 
@@ -180,6 +181,7 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What must be predicted. A frozen dataclass; its fields are its config, coefficients of its terms included."""
 

@@ -1,0 +1,39 @@
+# Two commands need nothing but Python >= 3.11: `make quickstart` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+# Tests never need an accelerator; eight CPU devices stand for a pod in tests/multidevice.
+TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
+EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
+
+.PHONY: quickstart test lint types clean
+
+quickstart: $(VENV)/.run
+	$(RUN) experiments/quickstart.py
+
+test: $(VENV)/.dev
+	$(TEST) -n 2 --ignore=tests/multidevice
+	$(EIGHT) $(TEST) -n 2 tests/multidevice
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.dev
+	$(VENV)/bin/pyright
+
+clean:
+	rm -rf $(VENV) data runs
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11: name a newer one, make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: requirements-dev.txt requirements.txt pyproject.toml | $(VENV)/bin/python
+	$(RUN) -m pip install --disable-pip-version-check -e . -r requirements-dev.txt
+	touch $@ $(VENV)/.run
