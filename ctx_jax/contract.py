@@ -190,6 +190,11 @@ class Objective(Protocol):
         """Whether `prepare` runs in the loader's thread: choices that are sequential (whole words, spans)."""
         ...
 
+    @property
+    def copies(self) -> int | None:
+        """Different corruptions of an example before they repeat; None = a fresh one at each visit."""
+        ...
+
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Corruption: adds targets, weights and positions. `keys` [B] come from `objectives.row_keys`."""
         ...

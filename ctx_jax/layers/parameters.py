@@ -23,6 +23,7 @@ AXES = frozenset(
         "length",
         "activation",  # the width of activations: never split, so that LayerNorm stays local
         "vocabulary",
+        "logits",  # the vocabulary of logits, whose rows are split where a table's vocabulary is
         "table",  # the width of embedding tables: never split
         "width",  # the width of kernels
         "heads",

@@ -1,20 +1,23 @@
 """What must be predicted: each objective is a frozen dataclass of pure functions (`contract.Objective`).
 
-Here is what they share: the random keys of a batch's rows, and the one way in which a prepared batch is predicted.
+Here is what they share: the random keys of a batch's rows, the drawing of targets, and the one way in which a prepared
+batch is predicted. Axes: B batch, T positions, K predicted positions, D model width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ctx_jax.contract import Batch, ModelOutput, TokenScores, Variables
 
 CORRUPTION = 0x6D61736B
 """Parts the keys of corruption from other keys folded from the same seed (dropout's, by step)."""
+LAST = np.uint32(0xFFFFFFFF)
+"""Sorts behind the noise of every candidate, which is shifted by a bit to stay below."""
 
 
 def row_keys(seed: Any, epoch: Any, example: Any, copies: int | None = None) -> jax.Array:
@@ -31,28 +34,69 @@ def row_keys(seed: Any, epoch: Any, example: Any, copies: int | None = None) -> 
     return jax.vmap(lambda e, x: jax.random.fold_in(jax.random.fold_in(root, e), x))(epoch, example)
 
 
-def require(batch: Batch, names: Iterable[str], objective: Any, remedy: str) -> None:
-    """Raises ValueError if the reader did not give what the objective needs."""
-    for name in names:
-        if name not in batch:
-            raise ValueError(f"objective {type(objective).__name__} needs {name!r} in the batch: {remedy}")
+def validate(spans: tuple[float, ...], copies: int | None) -> None:
+    """What configs with these fields check of them. Raises ValueError."""
+    if not spans or min(spans) < 0.0 or sum(spans) <= 0.0:
+        raise ValueError(f"spans {spans} are no frequencies: give one of 0 or more for each length 1, 2, ...")
+    if copies is not None and copies < 1:
+        raise ValueError(f"copies {copies} leaves no corruption: choose 1 or more, or None for a fresh one each time")
 
 
-def gather(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rows of hidden [B, T, D] at positions [B, K] -> [B, K, D]."""
-    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+def require(batch: Batch, name: str, objective: Any, remedy: str) -> jax.Array:
+    """The batch's array of that name; ValueError if the reader did not give what the objective needs."""
+    if name not in batch:
+        raise ValueError(f"objective {type(objective).__name__} needs {name!r} in the batch: {remedy}")
+    return jnp.asarray(batch[name])
+
+
+def row_noise(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Random words of 32 bits for each row, [B, *shape] uint32; all draws of a row are made from them by exact
+    arithmetic, so that they are the same on every device."""
+    return jax.vmap(lambda key: jax.random.bits(key, shape, jnp.uint32))(keys)
+
+
+def uniform(noise: jax.Array) -> jax.Array:
+    """uint32 -> fp32 in [0, 1)."""
+    return (noise >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def sample(noise: jax.Array, candidates: jax.Array, count: jax.Array | int) -> jax.Array:
+    """`count` of the candidates [T] (all, if they are fewer), each equally likely; noise [T] -> chosen [T] bool."""
+    order = jnp.argsort(jnp.where(candidates, noise >> 1, LAST))
+    return candidates & (jnp.argsort(order) < count)
+
+
+def sample_lengths(noise: jax.Array, frequencies: tuple[float, ...]) -> jax.Array:
+    """Lengths 1, 2, ... in proportion to `frequencies`; noise [...] -> [...] int32."""
+    shares = np.cumsum(frequencies) / sum(frequencies)
+    return 1 + jnp.searchsorted(jnp.asarray(shares[:-1], jnp.float32), uniform(noise), side="right").astype(jnp.int32)
+
+
+def place_targets(chosen: jax.Array, targets: jax.Array, count: int) -> Batch:
+    """The part of a prepared batch that names what is predicted where only some positions are.
+
+    chosen [B, T] bool, with at most `count` True in a row; targets [B, T]. Returns `target_positions` (ascending),
+    `targets` and `target_weights`, each [B, count]; places that a row leaves unused stand at 0 with weight 0.
+    """
+    used = jnp.arange(count) < chosen.sum(-1, keepdims=True)
+    positions = jnp.where(used, jnp.argsort(~chosen, axis=1)[:, :count], 0).astype(jnp.int32)
+    return {
+        "target_positions": positions,
+        "targets": jnp.take_along_axis(targets, positions, axis=1),
+        "target_weights": used.astype(jnp.float32),
+    }
 
 
 def predict(
     model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None
 ) -> tuple[ModelOutput, TokenScores]:
-    """Runs the model on a prepared batch and scores its targets: wherever the model has put what predicts them, in a
+    """Runs the model on a prepared batch and scores its targets, wherever the model has put what predicts them: in a
     query stream, at `target_positions`, or everywhere. Only those places reach the projection to the vocabulary."""
     output = model.apply(variables, batch, memory, key=key)
     if output.query is not None:
         hidden = output.query
     elif "target_positions" in batch:
-        hidden = gather(output.hidden, batch["target_positions"])
+        hidden = jnp.take_along_axis(output.hidden, batch["target_positions"][..., None], axis=1)
     else:
         hidden = output.hidden
     scores = model.apply(variables, hidden, batch["targets"], batch["target_weights"], method="score")
@@ -60,15 +104,12 @@ def predict(
 
 
 def token_metrics(scores: TokenScores, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """Negative log-likelihood in nats and accuracy, as (sum, count) over the weighted targets."""
+    """What is reported of the weighted targets, as (sum, count): negative log-likelihood in nats, its square (for the
+    standard error), accuracy."""
     weights = batch["target_weights"]
     count = weights.sum()
     return {
         "nll": ((weights * scores.nll).sum(), count),
+        "nll_squared": ((weights * scores.nll**2).sum(), count),
         "accuracy": ((weights * (scores.best == batch["targets"])).sum(), count),
     }
-
-
-def target_count(batch: Batch) -> jax.Array:
-    """Sum of the weights of a prepared batch's targets."""
-    return batch["target_weights"].sum()

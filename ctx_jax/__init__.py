@@ -1,0 +1,1 @@
+"""The lineage of context-based language models, pretrained, transferred, evaluated and compared in JAX/Flax."""

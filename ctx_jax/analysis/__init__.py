@@ -1,0 +1,1 @@
+"""Looking at runs and models: reports for people."""

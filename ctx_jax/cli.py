@@ -1,0 +1,253 @@
+"""The commands: parsing and printing only.
+
+A command prints for people on stderr and, last, one JSON object on stdout. Exit codes: 0 done, 1 the run failed,
+2 the input is wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from ctx_jax.experiment import Experiment, find, options
+from ctx_jax.generation.decode import Sampling
+from ctx_jax.serialization import nearest
+from ctx_jax.training.loop import Interrupted
+from ctx_jax.training.metrics import Diverged
+
+T = TypeVar("T")
+
+USAGE = """usage: python -m ctx_jax COMMAND ...
+
+  train EXPERIMENT [--run DIR] [--continue RUN] [--from RUN] [--training.steps N] ...   start a run, or resume it
+  evaluate RUN [--split test] [--length T] [--stride N] [--memory-length M] ...         score held-out text
+  generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
+  report RUN... [--output report.html]                                                  learning curves as a page
+  doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
+
+EXPERIMENT is file:function, as bert:base or my/folder/file.py:function, or the path of an experiment.json.
+COMMAND --help lists its options; those of train and doctor are the fields of the experiment, so name one with it."""
+
+
+class UsageError(ValueError):
+    """The command line itself is wrong."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Start a run, or resume the one in its folder."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    run: Path | None = None
+    """the run's folder; default: runs/<name>-<fingerprint>"""
+    continue_from: Annotated[Path | None, tyro.conf.arg(name="continue")] = None
+    """a run whose parameters, optimizer and step this one takes over; the reader starts anew"""
+    start_from: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """a run or checkpoint whose matching parameters this one starts from"""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Score held-out text with a run's last checkpoint: each token once."""
+
+    split: str = "test"
+    """train, validation or test"""
+    length: int | None = None
+    """positions in a window; default: the experiment's"""
+    stride: int | None = None
+    """positions from one window to the next; default: the experiment's (without memory: overlapping windows)"""
+    memory_length: int | None = None
+    """positions of memory (models that have one); default: the experiment's"""
+    same_length: bool = False
+    """every position sees equally many keys (Transformer-XL's evaluation)"""
+    clamp_length: int | None = None
+    """distances beyond this count as this (Transformer-XL's evaluation)"""
+    batch_size: int | None = None
+    """rows (for a model with memory: streams) in a batch; default: the experiment's"""
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue prompts with a run's last checkpoint."""
+
+    prompt: tuple[str, ...]
+    """one or more texts to go on from"""
+    length: int = 64
+    """tokens to generate, at most"""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = Sampling()
+    seed: int = 0
+    """the same seed gives the same text"""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """What will run on this machine, and what an experiment needs."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Learning curves and results of runs as one self-contained page."""
+
+    output: Path | None = None
+    """the page; default: report.html in the first run's folder"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command and exits with its code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, file=sys.stderr)
+        sys.exit(0 if arguments else 2)
+    try:
+        command, rest = arguments[0], arguments[1:]
+        if command not in COMMANDS:
+            raise UsageError(f"unknown command {command!r}{nearest(command, list(COMMANDS))}; see --help")
+        result = COMMANDS[command](rest)
+    except Interrupted as stop:
+        fail(stop, 130)
+    except KeyboardInterrupt:
+        fail("interrupted before there was anything to save: the same command starts again", 130)
+    except Diverged as stop:
+        fail(stop, 1)
+    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        if "--debug" in sys.argv:
+            raise
+        fail(error, 2)
+    print(json.dumps(result))
+
+
+def fail(message: object, code: int) -> None:
+    """One line on stderr, and out."""
+    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def train(arguments: list[str]) -> Any:
+    from ctx_jax import runs
+
+    experiment, rest = with_experiment("train", arguments)
+    chosen = parse(Train(experiment), rest, f"ctx_jax train {arguments[0]}")
+    return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
+
+
+def evaluate(arguments: list[str]) -> Any:
+    from ctx_jax import runs
+
+    (folder,), rest = positional("evaluate", arguments, "RUN", most=1)
+    chosen = parse(Evaluate(), rest, "ctx_jax evaluate RUN")
+    return runs.evaluate(Path(folder), **vars(chosen))
+
+
+def generate(arguments: list[str]) -> Any:
+    from ctx_jax import runs
+
+    (folder,), rest = positional("generate", arguments, "RUN", most=1)
+    chosen = parse_type(Generate, rest, "ctx_jax generate RUN")
+    return runs.generate(Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed)
+
+
+def report(arguments: list[str]) -> Any:
+    from ctx_jax.analysis import report as pages
+
+    folders, rest = positional("report", arguments, "RUN...")
+    chosen = parse(Report(), rest, "ctx_jax report RUN...")
+    output = chosen.output or Path(folders[0]) / "report.html"
+    pages.write([Path(folder) for folder in folders], output)
+    return {"report": str(output), "runs": folders}
+
+
+def doctor(arguments: list[str]) -> Any:
+    from ctx_jax import doctor as examination
+
+    if not arguments:
+        return examination.diagnose()
+    experiment, rest = with_experiment("doctor", arguments)
+    return examination.diagnose(parse(Doctor(experiment), rest, f"ctx_jax doctor {arguments[0]}").experiment)
+
+
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "report": report,
+    "doctor": doctor,
+}
+
+
+def positional(command: str, arguments: list[str], what: str, most: int | None = None) -> tuple[list[str], list[str]]:
+    """The leading arguments that are no options, and the rest. Raises UsageError if there is none or are too many."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        return ["RUN"], arguments
+    count = next((index for index, text in enumerate(arguments) if text.startswith("-")), len(arguments))
+    if count == 0:
+        raise UsageError(f"{command} needs {what}: python -m ctx_jax {command} {what} ...")
+    if most is not None and count > most:
+        raise UsageError(f"{command} takes one {what}, not also {arguments[most]!r}")
+    return arguments[:count], arguments[count:]
+
+
+def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, list[str]]:
+    """The experiment named by the first argument, and the other arguments."""
+    (name,), rest = positional(command, arguments, "EXPERIMENT", most=1)
+    if name == "RUN":
+        print(USAGE, file=sys.stderr)
+        sys.exit(0)
+    return find(name), rest
+
+
+def parse(default: T, arguments: list[str], program: str) -> T:
+    """`default` with the options in `arguments`."""
+    return parse_type(type(default), arguments, program, default=default)
+
+
+def parse_type(kind: type[T], arguments: list[str], program: str, **default: Any) -> T:
+    """tyro's parser, whose complaints become one line each. Raises UsageError."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            chosen, unknown = tyro.cli(
+                kind,
+                args=arguments,
+                prog=program,
+                config=(tyro.conf.AvoidSubcommands,),
+                return_unknown_args=True,
+                **default,
+            )
+    except SystemExit as exit:
+        if exit.code in (0, None):
+            raise
+        raise UsageError(one_line(complaint.getvalue())) from None
+    if unknown:
+        known = list(flags(kind, default.get("default")))
+        raise UsageError(f"unknown option {unknown[0]}{nearest(unknown[0].partition('=')[0], known)}")
+    return chosen
+
+
+def flags(kind: type, default: Any) -> list[str]:
+    """The options that `kind` takes."""
+    names = [f"--{name.replace('_', '-')}" for name in kind.__dataclass_fields__ if name != "experiment"]
+    if default is not None and hasattr(default, "experiment"):
+        names += ["--continue", "--from", *options(default.experiment)]
+    return names
+
+
+def one_line(box: str) -> str:
+    """The message inside tyro's box: what stands before its first rule."""
+    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
+    message = []
+    for line in lines[1:]:
+        if line and not line.strip("─ "):
+            break
+        message.append(line)
+    return " ".join(message).strip() or "the command line cannot be read; see --help"

@@ -1,0 +1,54 @@
+"""From text to batches, one way:
+
+    corpora.py (documents) -> tokenizers.py -> store.py (tokens on disk) -> readers.py, pairs.py (order) -> loader.py
+
+Here is only what the first three share: fingerprints, and folders that are either whole or absent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def fingerprint(*parts: Any) -> str:
+    """A key of what determines a result: equal parts (dataclasses, numbers, strings, sequences), equal key."""
+
+    def plain(part: Any) -> Any:
+        if dataclasses.is_dataclass(part) and not isinstance(part, type):
+            return [type(part).__name__, {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}]
+        return str(part)
+
+    return hashlib.sha256(json.dumps(parts, default=plain, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path | None]:
+    """Makes `folder` all at once: yields a temporary folder to fill, which takes the name at the end of the block, or
+    None where `folder` is there already.
+
+    A process that is killed or fails leaves nothing of that name. A second process that wants the same folder waits for
+    the first and then finds it finished (the kernel drops the lock of one that dies).
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            yield None
+            return
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            yield partial
+            partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise

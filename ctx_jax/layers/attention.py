@@ -1,0 +1,123 @@
+"""Scaled dot-product attention (Vaswani et al. 2017, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.layers import masks
+from ctx_jax.layers.linear import Linear, dropout
+
+
+def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax over the last axis of fp32 scores, where the mask allows; a row that allows nothing is 0, and so is its
+    gradient."""
+    return jax.nn.softmax(scores, axis=-1, where=mask)
+
+
+def attention_scores(query: jax.Array, key: jax.Array) -> jax.Array:
+    """query [B, T, H, C], key [B, S, H, C] -> q k / sqrt(C), [B, H, T, S] in fp32 (float64 of float64)."""
+    wide = jnp.promote_types(query.dtype, jnp.float32)
+    return jnp.einsum("bthc,bshc->bhts", query, key, preferred_element_type=wide) * query.shape[-1] ** -0.5
+
+
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    query_documents: jax.Array,
+    key_documents: jax.Array,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Attention of query [B, T, H, C] to key and value [B, S, H, C] of the same document -> [B, T, H, C].
+
+    The documents [B, T] and [B, S] are packing ids, 0 = padding; the queries are the last T of the S places. `causal`
+    hides what comes later, `window` (causal only) all but the nearest keys. `rate` is the dropout on the probabilities.
+
+    Also returns the probabilities before dropout, [B, H, T, S] in fp32; what does not use them does not pay for them.
+    """
+    length, source = query.shape[1], key.shape[1]
+    mask = masks.same_document(query_documents, key_documents)
+    if causal:
+        mask &= masks.causal(jnp.arange(source - length, source)[None], jnp.arange(source)[None], window)
+    probabilities = masked_softmax(attention_scores(query, key), mask)
+    dropped = dropout(probabilities, rate, dropout_key).astype(value.dtype)
+    return jnp.einsum("bhts,bshc->bthc", dropped, value), probabilities
+
+
+class Past(NamedTuple):
+    """What a decoder's earlier positions have left for one layer; read only, so that no step copies it."""
+
+    keys: jax.Array
+    """[B, S, H, C]"""
+    values: jax.Array
+    """[B, S, H, C]"""
+
+
+def cached_attention(query: jax.Array, key: jax.Array, value: jax.Array, past: Past, mask: jax.Array) -> jax.Array:
+    """Attention of one new position, [B, 1, H, C] each, to itself and, where mask [B, 1, 1, S] allows, to the past."""
+    source = past.keys.shape[1]
+    scores = jnp.concatenate([attention_scores(query, past.keys), attention_scores(query, key)], axis=-1)
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=True)
+    probabilities = masked_softmax(scores, mask).astype(value.dtype)
+    past_sum = jnp.einsum("bhts,bshc->bthc", probabilities[..., :source], past.values)
+    return past_sum + jnp.einsum("bhts,bshc->bthc", probabilities[..., source:], value)
+
+
+class SelfAttention(nn.Module):
+    """Projections to `heads` heads, attention, projection back."""
+
+    width: int
+    heads: int
+    kernel_init: Callable[..., jax.Array]
+    output_init: Callable[..., jax.Array] | None = None
+    """Init of the projection back; `kernel_init` if None."""
+    causal: bool = False
+    window: int | None = None
+    """How many keys a causal query sees, itself included; None = all."""
+    dropout: float = 0.0
+    """Rate on the probabilities."""
+
+    def setup(self) -> None:
+        inner = (self.heads, self.width // self.heads)
+        into, back = ("width", "heads", "channels"), ("heads", "channels", "width")
+        self.query = Linear((self.width,), inner, into, self.kernel_init)
+        self.key = Linear((self.width,), inner, into, self.kernel_init)
+        self.value = Linear((self.width,), inner, into, self.kernel_init)
+        self.output = Linear(inner, (self.width,), back, self.output_init or self.kernel_init)
+
+    def __call__(
+        self, x: jax.Array, documents: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, Past]:
+        """x [B, T, D], documents [B, T] -> [B, T, D], probabilities [B, H, T, T], and what `extend` needs of it."""
+        keys, values = self.key(x), self.value(x)
+        y, probabilities = attention(
+            self.query(x),
+            keys,
+            values,
+            documents,
+            documents,
+            causal=self.causal,
+            window=self.window,
+            rate=self.dropout,
+            dropout_key=key,
+        )
+        return self.output(y), probabilities, Past(keys, values)
+
+    def extend(self, x: jax.Array, past: Past, documents: jax.Array, positions: jax.Array) -> tuple[jax.Array, Past]:
+        """One new position x [B, 1, D] -> [B, 1, D] and its own key and value, [B, 1, H, C].
+
+        documents and positions [B, S + 1] are those of the past and, last, of the new position.
+        """
+        new = Past(self.key(x), self.value(x))
+        mask = masks.same_document(documents[:, -1:], documents[:, :-1])
+        mask &= masks.causal(positions[:, -1:], positions[:, :-1], self.window)
+        return self.output(cached_attention(self.query(x), *new, past, mask)), new

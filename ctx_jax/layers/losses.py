@@ -1,0 +1,160 @@
+"""Negative log-likelihood over a vocabulary, without ever holding the logits of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.contract import TokenScores
+from ctx_jax.parallel.sharding import RULES, constrain
+
+LOGITS = 2**27
+"""Logits that one device holds at a time when the caller does not choose a chunk: 512 MiB in fp32."""
+
+
+def vocabulary_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """hidden [..., D], table [Vpad, D], bias [Vpad] -> [..., Vpad]; multiplied in hidden's dtype, summed in fp32."""
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.einsum("...d,vd->...v", hidden, table.astype(hidden.dtype), preferred_element_type=wide)
+    return logits if bias is None else logits + bias
+
+
+def token_scores(
+    hidden: jax.Array,
+    table: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    *,
+    vocabulary_size: int,
+    chunk: int | None = None,
+) -> TokenScores:
+    """How well softmax(hidden table^T + bias) predicts the targets.
+
+    hidden [B, K, D], table [Vpad, D], bias [Vpad], targets and weights [B, K]; of the table's rows only the first
+    `vocabulary_size` are predicted. Scores are computed for `chunk` positions of every row at a time, so that a batch
+    stays sharded over its rows; by default as many as fill `LOGITS`.
+
+    `total` is differentiable by hidden, table, bias and weights. Its gradient is computed together with its value,
+    chunk by chunk (the weights are known, only a scalar factor is not), so that no logits are kept or computed twice;
+    without differentiation only the values are computed. A position of weight 0 adds exactly 0 to both, whatever its
+    hidden vector holds.
+    """
+    rows, positions, _ = hidden.shape
+    shards = math.gcd(rows, batch_shards())
+    longest = chunk or max(LOGITS * shards // (rows * table.shape[0]), 1)
+    chunks = -(-positions // longest)
+    even = -(-positions // chunks)  # chunks of about equal length: the least padding
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, chunks * even - positions), *((0, 0),) * (x.ndim - 2)))
+        return x.reshape(shards, rows // shards, *x.shape[1:])
+
+    scores = _scores(split(hidden), table, bias, split(targets), split(weights), vocabulary_size, even)
+    rest = (jax.lax.stop_gradient(x.reshape(rows, -1)[:, :positions]) for x in scores[1:])
+    return TokenScores(scores.total, *rest)
+
+
+def batch_shards() -> int:
+    """Devices over which the rows of a batch are split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[axis] for axis in RULES["batch"] if axis in mesh.shape)
+
+
+def _values(
+    hidden: jax.Array,
+    table: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    vocabulary_size: int,
+    chunk: int,
+) -> TokenScores:
+    return _chunked(hidden, table, bias, targets, weights, vocabulary_size, chunk, differentiate=False)[0]
+
+
+def _forward(
+    hidden: jax.Array,
+    table: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    vocabulary_size: int,
+    chunk: int,
+) -> tuple[TokenScores, Any]:
+    scores, gradients = _chunked(hidden, table, bias, targets, weights, vocabulary_size, chunk, differentiate=True)
+    return scores, (*gradients, scores.nll.astype(weights.dtype))
+
+
+def _backward(vocabulary_size: int, chunk: int, residuals: Any, cotangents: TokenScores) -> Any:
+    hidden, table, bias, weights = jax.tree.map(lambda g: (g * cotangents.total).astype(g.dtype), residuals)
+    return hidden, table, bias, None, weights
+
+
+_scores = jax.custom_vjp(_values, nondiff_argnums=(5, 6))
+_scores.defvjp(_forward, _backward)
+
+
+def _chunked(
+    hidden: jax.Array,
+    table: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    vocabulary_size: int,
+    chunk: int,
+    *,
+    differentiate: bool,
+) -> tuple[TokenScores, Any]:
+    """Scores and, if asked, the gradients of their total by hidden [N, R, K, D], table and bias.
+
+    Each of the N shards of the batch (R rows) sums its own gradient of the table, so that devices talk to each other
+    once, after the last chunk, and not once a chunk.
+    """
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    columns = jnp.arange(table.shape[0])
+    narrow_table = constrain(table.astype(hidden.dtype), ("logits", "table"))
+    near_bias = None if bias is None else constrain(bias, ("logits",))
+    table_axes, bias_axes = ("batch", "logits", "table"), ("batch", "logits")
+
+    def step(gradients: Any, start: jax.Array) -> tuple[Any, TokenScores]:
+        h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
+        logits = vocabulary_logits(h, narrow_table, near_bias)
+        logits = jnp.where(columns < vocabulary_size, logits, -jnp.inf)
+        # compared, not gathered: stays local where the vocabulary is sharded
+        target = columns == t[..., None]
+        largest = logits.max(-1, keepdims=True)
+        exponentials = jnp.exp(logits - largest)
+        normalizer = exponentials.sum(-1, keepdims=True)
+        log_normalizer = (largest + jnp.log(normalizer))[..., 0]
+        nll = log_normalizer - jnp.where(target, logits, 0).sum(-1)
+        total = jnp.where(w != 0, w * nll, 0)
+        scores = TokenScores(total, nll, log_normalizer, logits.argmax(-1).astype(jnp.int32))
+        if differentiate:
+            w = w[..., None]
+            g = jnp.where(w != 0, w * (exponentials / normalizer - target), 0).astype(h.dtype)
+            h = jnp.where(w != 0, h, 0)
+            by_hidden, by_table, by_bias = gradients
+            by_hidden = jax.lax.dynamic_update_slice_in_dim(by_hidden, g @ narrow_table, start, axis=2)
+            by_table += jnp.einsum("nrkv,nrkd->nvd", g, h, preferred_element_type=wide)
+            by_bias = None if by_bias is None else constrain(by_bias + g.sum((1, 2), dtype=wide), bias_axes)
+            gradients = by_hidden, constrain(by_table, table_axes), by_bias
+        return gradients, scores
+
+    gradients = None
+    if differentiate:
+        zeros = partial(jnp.zeros, dtype=wide)
+        by_table = constrain(zeros((hidden.shape[0], *table.shape)), table_axes)
+        by_bias = None if bias is None else constrain(zeros((hidden.shape[0], *bias.shape)), bias_axes)
+        gradients = jnp.zeros_like(hidden), by_table, by_bias
+    gradients, scores = jax.lax.scan(step, gradients, jnp.arange(0, hidden.shape[2], chunk))
+    if gradients is not None:
+        by_hidden, *sums = gradients
+        sums = jax.tree.map(lambda g, x: g.sum(0).astype(x.dtype), sums, [table, bias])
+        gradients = by_hidden, *sums
+    total, *rest = (jnp.moveaxis(x, 0, 2).reshape(targets.shape) for x in scores)
+    return TokenScores(total.sum(dtype=wide), *rest), gradients

@@ -1,0 +1,34 @@
+"""Who may attend to whom: boolean masks [B, 1, T, S] (or [1, 1, T, S]), True where the query sees the key.
+
+Masks are combined with `&`. None of them depends on the width of the head axis, which is 1 and broadcasts.
+"""
+
+from __future__ import annotations
+
+import jax
+
+
+def same_document(query: jax.Array, key: jax.Array) -> jax.Array:
+    """Packing ids [B, T] and [B, S] -> [B, 1, T, S]: keys of the query's own document, and never padding (id 0)."""
+    return ((query[:, :, None] == key[:, None, :]) & (key != 0)[:, None, :])[:, None]
+
+
+def within(ranks: jax.Array, lowest: jax.Array | None, highest: jax.Array) -> jax.Array:
+    """Keys' ranks [B or 1, S] and each query's bounds [B or 1, T] -> [B or 1, 1, T, S]: lowest <= rank <= highest.
+
+    Ranks are places in the window, or in a factorisation order (Yang et al. 2019, section 2.2): there the context that
+    everybody sees has one rank, below the targets'; the content stream sees up to its own rank, the query stream, which
+    must not see what it predicts, up to the rank before.
+    """
+    ranks = ranks[:, None, None, :]
+    allowed = ranks <= highest[:, None, :, None]
+    return allowed if lowest is None else allowed & (ranks >= lowest[:, None, :, None])
+
+
+def causal(query: jax.Array, key: jax.Array, window: int | None = None) -> jax.Array:
+    """Places [B or 1, T] and [B or 1, S] -> [B or 1, 1, T, S]: keys not after the query.
+
+    With `window`, only the nearest `window` of them, the query's own place included: the local band of GPT-3, and
+    Transformer-XL's `same_length` (every query has as many keys as the memory is long).
+    """
+    return within(key, None if window is None else query - (window - 1), query)

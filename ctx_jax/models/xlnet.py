@@ -1,0 +1,352 @@
+"""XLNet (Yang et al. 2019, arXiv 1906.08237; zihangdai/xlnet's code).
+
+Sizes: base is the default; large `XLNetConfig(width=1024, layers=24, heads=16, feed_forward=4096)`. Fine-tuning:
+`dataclasses.replace(config, memory_length=0, pooler=True, classes=2)` on the same parameters.
+
+Pretraining: a prepared batch (objectives/permutation.py) has, beside `tokens` and `documents`,
+
+    ranks             [B, T] int32   places in the factorisation order, compared over the whole row: the content stream
+                                     of i sees j iff ranks[j] <= ranks[i], its query stream iff ranks[j] < ranks[i]
+    target_positions  [B, K] int32   the only places where there is a query stream
+
+and, where they apply, `segments` and `reversed`. Equal ranks see each other: so are the positions that are not
+predicted. A block of positions whose ranks are all higher than another's sees it whole and is not seen by it; the first
+half of the window must be such a block, because what the memory takes of it may not know the second. Without `ranks`
+there is only the content stream, and every position sees all others of its document.
+
+Follows the released code where it differs from the paper: GELU by tanh, LayerNorm's epsilon of 1e-12, dropout on the
+encoded positions and on the last output.
+
+Deviations: attention never crosses from one document to another, into the memory included; positions share their
+dropout over rows that are read in the same direction; the query stream's first vector starts like the other embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
+from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
+from ctx_jax.layers.feedforward import Activation, FeedForward
+from ctx_jax.layers.linear import Linear, dropout, split_key
+from ctx_jax.layers.losses import token_scores, vocabulary_logits
+from ctx_jax.layers.norm import LayerNorm
+from ctx_jax.layers.parameters import parameter
+from ctx_jax.layers.relative import (
+    Cache,
+    Cached,
+    RelativeAttention,
+    Visibility,
+    distances,
+    empty_memory,
+    encode,
+    remember,
+    slots,
+    write,
+)
+from ctx_jax.layers.stack import Stack
+from ctx_jax.models import all_layers, validate
+from ctx_jax.models.transformer_xl import validate_memory
+from ctx_jax.parallel.sharding import constrain
+
+INIT = nn.initializers.normal(0.02)
+BELOW = -(2**31)
+"""A rank below all others: the memory's."""
+
+
+@dataclass(frozen=True)
+class XLNetConfig:
+    """The network; the defaults are XLNet base."""
+
+    vocabulary_size: int = 32000
+    """Tokens, special ones included."""
+    vocabulary_multiple: int = 128
+    """The token table is padded to a multiple of this; the padding is never predicted."""
+    width: int = 768
+    """Channels of the hidden states."""
+    layers: int = 12
+    """Transformer layers."""
+    heads: int = 12
+    """Attention heads; a divisor of the width."""
+    feed_forward: int = 3072
+    """Channels inside the feed-forward network."""
+    memory_length: int = 384
+    """Positions that each layer remembers of the windows before; 0 = no memory (fine-tuning)."""
+    reuse_length: int | None = 256
+    """Only so many first positions of a window enter the memory, for the next window starts there; None = all."""
+    clamp_length: int | None = None
+    """Distances beyond this look alike; None = never."""
+    causal: bool = False
+    """Without permutation, a position sees the earlier ones only (the code's attention type "uni")."""
+    activation: Activation = "gelu_tanh"
+    """gelu_tanh (the released code), gelu (by erf) or relu."""
+    dropout: float = 0.1
+    """Rate on embedding, positions, what each sublayer adds, inside the feed-forward network, and on the output."""
+    attention_dropout: float = 0.1
+    """Rate on the attention probabilities."""
+    epsilon: float = 1e-12
+    """Added to LayerNorm's variance."""
+    pooler: bool = False
+    """Whether the last token goes through a dense layer and tanh, for `classify`."""
+    classes: int | None = None
+    """Classes of the head on the pooled vector; None = no such head."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute dtype; parameters are fp32 always."""
+    scan: bool = True
+    """Scan over the layers (compiles once) or unroll them (may run faster)."""
+    remat: bool = False
+    """Recompute each layer in the backward pass: less memory, more time."""
+
+    def __post_init__(self) -> None:
+        validate(self)
+        validate_memory(self)
+        if self.classes is not None and not self.pooler:
+            raise ValueError(f"classes {self.classes} need the pooled vector: choose pooler True or classes None")
+
+    def build(self) -> XLNet:
+        return XLNet(self)
+
+
+class Stream(NamedTuple):
+    """What distinguishes the queries of one stream."""
+
+    visibility: Visibility
+    segments: tuple[jax.Array, jax.Array] | None
+    """Those of the queries and of the keys; None = all alike."""
+    places: jax.Array | None
+    """Where the queries stand among the keys, [B, K]; None = they are the last."""
+
+
+class Shared(NamedTuple):
+    """What all layers see alike."""
+
+    relative: jax.Array
+    """[1, P, D], or [2, P, D] with `reversed`: encoded distances, and those of rows that are read backwards."""
+    reversed: jax.Array | None
+    """[B] bool"""
+    content: Stream
+    query: Stream | None
+    slot: jax.Array | int
+    """Place of the first content query among the keys."""
+    collect: tuple[str, ...]
+
+
+class Layer(nn.Module):
+    """Relative attention over memory and window, and a feed-forward network, for both streams; post-LN."""
+
+    config: XLNetConfig
+
+    def setup(self) -> None:
+        c = self.config
+        self.attention = RelativeAttention(c.width, c.heads, INIT, segments=True, dropout=c.attention_dropout)
+        self.attention_norm = LayerNorm(c.width, c.epsilon)
+        self.feed_forward = FeedForward(c.width, c.feed_forward, c.activation, INIT, dropout=c.dropout)
+        self.feed_forward_norm = LayerNorm(c.width, c.epsilon)
+
+    def __call__(
+        self,
+        x: tuple[jax.Array, jax.Array | None],
+        carried: jax.Array | Cached,
+        shared: Shared,
+        key: jax.Array | None,
+    ) -> tuple[tuple[jax.Array, jax.Array | None], dict[str, Any]]:
+        """Content [B, T, D] and query stream [B, K, D] -> the same, and what `collect` names. `carried` is the memory
+        [B, M, D] or, in generation, this layer's part of the cache."""
+        c = self.config
+        h, g = x
+        content_key, query_key = split_key(key, 2)
+        collected: dict[str, Any] = {}
+        if isinstance(carried, Cached):
+            collected["past"] = self.attention.attendable(h)
+            past = write(carried.past, collected["past"], shared.slot, axis=1)
+            relative = carried.relative[0]
+        else:
+            past = self.attention.attendable(jnp.concatenate([carried.astype(h.dtype), h], axis=1))
+            directions = self.attention.position(shared.relative)
+            relative = directions[0]
+            if shared.reversed is not None:
+                relative = jnp.where(shared.reversed[:, None, None, None], directions[1], relative)
+            collected["past"], collected["relative"] = past, directions[:1]
+            collected["memory"] = remember(carried, h, c.memory_length, c.reuse_length)
+
+        def stream(x: jax.Array, s: Stream, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            attention_key, first_key, inner_key, second_key = split_key(key, 4)
+            y, probabilities = self.attention(
+                x, past, relative, s.visibility, attention_key, places=s.places, segments=s.segments
+            )
+            x = self.attention_norm(x + dropout(y, c.dropout, first_key))
+            y = self.feed_forward(x, inner_key)
+            return self.feed_forward_norm(x + dropout(y, c.dropout, second_key)), probabilities
+
+        if g is not None and shared.query is not None:
+            g, _ = stream(g, shared.query, query_key)
+        h, collected["attention"] = stream(h, shared.content, content_key)
+        collected["layers"] = h
+        return (h, g), {name: collected[name] for name in shared.collect}
+
+
+class XLNet(nn.Module):
+    """A permutation language model with a memory of the windows before, and tied logits."""
+
+    config: XLNetConfig
+
+    def setup(self) -> None:
+        c = self.config
+        rows = padded(c.vocabulary_size, c.vocabulary_multiple)
+        self.tokens = Embedding(rows, c.width, INIT)
+        self.query_embedding = parameter(self, "query_embedding", INIT, (c.width,), ("norm",))
+        self.head_bias = parameter(self, "head_bias", nn.initializers.zeros, (rows,), ("vocabulary",))
+        self.stack = Stack(partial(Layer, c), c.layers, c.scan, c.remat)
+        if c.pooler:
+            self.pooler = Linear((c.width,), (c.width,), ("width", "activation"), INIT)
+        if c.classes is not None:
+            self.classifier = Linear((c.width,), (c.classes,), ("width", "classes"), INIT)
+
+    def __call__(
+        self,
+        batch: Batch,
+        memory: Memory | None = None,
+        *,
+        key: jax.Array | None = None,
+        collect: tuple[str, ...] = (),
+    ) -> ModelOutput:
+        """Reads `tokens`, `documents` and, if present, `segments`, `reversed` and `ranks` with `target_positions`.
+
+        The memory may be of any length, None is an empty one; the new one has `memory_length` positions, and is None if
+        that is 0. `query` is there with `ranks`. `pooled` is of each row's last position: pad on the left. `layers` and
+        `attention` are the content stream's. Raises ValueError if a causal model is given ranks.
+        """
+        c = self.config
+        tokens, documents = batch["tokens"], batch["documents"]
+        rows, length = tokens.shape
+        if memory is None:
+            memory = empty_memory(rows, c.layers, 0, c.width, jnp.dtype(c.dtype))
+        first = memory.documents.shape[1]
+        if "ranks" in batch and c.causal:
+            raise ValueError("a causal XLNet cannot read a permuted batch: choose causal False or a causal objective")
+        ranks = batch["ranks"] if "ranks" in batch else self.places(length)
+        segments = batch.get("segments", jnp.zeros_like(tokens))
+        content_key, query_key, position_key, stack_key, hidden_key, output_key, pooled_key = split_key(key, 7)
+
+        key_documents = jnp.concatenate([memory.documents, documents], axis=1)
+        key_ranks = jnp.pad(ranks, ((0, 0), (first, 0)), constant_values=BELOW)
+        key_segments = jnp.pad(segments, ((0, 0), (first, 0)))
+        everything = jnp.full((1, 1), BELOW)
+        embedding = self.embed(tokens, content_key)
+        content = Stream(
+            Visibility(documents, key_documents, key_ranks, everything, ranks), (segments, key_segments), None
+        )
+        query, g = None, None
+        if "ranks" in batch:
+            places = batch["target_positions"]
+            own_documents, own_ranks, own_segments = (
+                jnp.take_along_axis(x, places, axis=1) for x in (documents, ranks, segments)
+            )
+            query = Stream(
+                Visibility(own_documents, key_documents, key_ranks, everything, own_ranks - 1),
+                (own_segments, key_segments),
+                first + places,
+            )
+            g = dropout(self.queries(*places.shape), c.dropout, query_key)
+
+        n = distances(length, first + length, causal=c.causal, clamp=c.clamp_length)
+        directions = jnp.stack([n, -n] if "reversed" in batch else [n])
+        relative = dropout(encode(directions, c.width, embedding.dtype), c.dropout, position_key)
+        collected = (*collect, "memory") if c.memory_length else collect
+        shared = Shared(relative, batch.get("reversed"), content, query, first, collected)
+        (h, g), outputs = self.stack((embedding, g), memory.hidden, shared, stack_key)
+
+        hidden = dropout(h, c.dropout, hidden_key)
+        return ModelOutput(
+            hidden,
+            Memory(outputs["memory"], remember(memory.documents, documents, c.memory_length, c.reuse_length))
+            if c.memory_length
+            else None,
+            dropout(jnp.tanh(self.pooler(hidden[:, -1])), c.dropout, pooled_key) if c.pooler else None,
+            None if g is None else dropout(g, c.dropout, output_key),
+            all_layers(embedding, outputs),
+            outputs.get("attention"),
+        )
+
+    def places(self, length: int) -> jax.Array:
+        """Ranks [1, T] without permutation: in order if the model is causal, else all equal."""
+        return jnp.arange(length)[None] if self.config.causal else jnp.zeros((1, length), jnp.int32)
+
+    def embed(self, tokens: jax.Array, key: jax.Array | None) -> jax.Array:
+        """[B, T] -> [B, T, D], where the content stream starts."""
+        x = dropout(in_dtype(self.tokens(tokens), self.config.dtype), self.config.dropout, key)
+        return constrain(x, ("batch", "length", "activation"))
+
+    def queries(self, rows: int, count: int) -> jax.Array:
+        """[B, K, D], where the query stream starts: one vector."""
+        x = in_dtype(self.query_embedding, self.config.dtype)
+        return constrain(jnp.broadcast_to(x, (rows, count, len(x))), ("batch", "length", "activation"))
+
+    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
+        """hidden [B, K, D] at the predicted positions, targets and weights [B, K]."""
+        size = self.config.vocabulary_size
+        return token_scores(hidden, self.tokens.embedding, self.head_bias, targets, weights, vocabulary_size=size)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., V] in fp32."""
+        return vocabulary_logits(hidden, self.tokens.embedding, self.head_bias)[..., : self.config.vocabulary_size]
+
+    def classify(self, pooled: jax.Array) -> jax.Array:
+        """[B, D] -> [B, classes] in fp32."""
+        return self.classifier(pooled.astype(jnp.promote_types(pooled.dtype, jnp.float32)))
+
+    def initialize(self, batch: Batch) -> None:
+        output = self(batch)
+        self.logits(output.hidden[:, :1])
+        if output.pooled is not None and self.config.classes is not None:
+            self.classify(output.pooled)
+
+    def init_memory(self, batch_size: int) -> Memory | None:
+        """An empty memory, or None if `memory_length` is 0."""
+        c = self.config
+        if not c.memory_length:
+            return None
+        return empty_memory(batch_size, c.layers, c.memory_length, c.width, jnp.dtype(c.dtype))
+
+    def start(self, batch: Batch, length: int) -> Cache:
+        """Reads prompts (`tokens`, `documents` [B, T]) into a window of `length` slots and one that is only queried.
+
+        The prompt is context: its tokens see each other (unless the model is causal). What `decode` reads follows in
+        the factorisation order as in the text. Prompts of different lengths are padded to T on either side (`documents`
+        0), and each row gives what it gives alone; the last token of each is left to the first `decode`, so a prompt of
+        one token is a row of padding here. Raises ValueError if `length` is below T.
+        """
+        c = self.config
+        tokens, documents = slots(batch, length + 1)
+        count = documents.shape[1]
+        ranks = self.places(count)
+        content = Stream(Visibility(documents, documents, ranks, jnp.full((1, 1), BELOW), ranks), None, None)
+        h = self.embed(tokens, None)
+        relative = encode(distances(count, count, clamp=c.clamp_length), c.width, h.dtype)[None]
+        memory = empty_memory(len(tokens), c.layers, 0, c.width, h.dtype)
+        shared = Shared(relative, None, content, None, 0, ("past", "relative"))
+        _, outputs = self.stack((h, None), memory.hidden, shared, None)
+        return Cache(outputs["past"], outputs["relative"], documents, jnp.int32(batch["documents"].shape[1]))
+
+    def decode(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        """Appends tokens [B, 1], each to the last document of its row, to the content; the query stream at the place
+        after it gives the logits [B, V] of what comes next.
+
+        A full window does not grow: the caller makes room in `start`.
+        """
+        slot, cache = cache.used, cache.take()
+        document = jax.lax.dynamic_slice_in_dim(cache.documents, slot, 1, axis=1)
+        ranks = jnp.arange(cache.documents.shape[1])[None]
+        visibility = Visibility(document, cache.documents, ranks, jnp.full((1, 1), BELOW), slot[None, None])
+        place = jnp.broadcast_to(slot, tokens.shape)
+        h, g = self.embed(tokens, None), self.queries(*tokens.shape)
+        content, query = (Stream(visibility, None, p) for p in (place, place + 1))
+        shared = Shared(h[:1, :0], None, content, query, slot, ("past",))
+        (_, g), outputs = self.stack((h, g), Cached(cache.past, cache.relative), shared, None)
+        return self.logits(g[:, 0]), cache._replace(past=write(cache.past, outputs["past"], slot, axis=2))

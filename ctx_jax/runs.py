@@ -1,0 +1,211 @@
+"""What is done with an experiment and with the run folder that comes of it: train, evaluate, generate.
+
+RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoard events  checkpoints/  report.html
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import jax
+
+from ctx_jax.contract import Reader, Variables
+from ctx_jax.data.corpora import Split
+from ctx_jax.data.loader import Loader
+from ctx_jax.data.store import Store, prepare
+from ctx_jax.data.tokenizers import Tokenizer, prepare_tokenizer
+from ctx_jax.evaluation.perplexity import evaluate as score
+from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
+from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.parallel.mesh import check_batch
+from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.serialization import nearest, to_json
+from ctx_jax.training import loop
+from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
+from ctx_jax.training.state import abstract_state, memory_maker, variables
+from ctx_jax.training.step import loader_transform, make_eval_step, prepared_shapes
+
+
+def open_text(experiment: Experiment, splits: Iterable[Split]) -> tuple[Tokenizer, dict[Split, Store]]:
+    """The tokenizer and the stores of these splits; what is not there yet is made, and says so on stderr."""
+    data = experiment.data
+    tokenizer = prepare_tokenizer(data.tokenizer, data.corpus, data.folder)
+    return tokenizer, {split: prepare(data.corpus, tokenizer, split, data.folder, announce(split)) for split in splits}
+
+
+def announce(split: str) -> Any:
+    """A progress line of a store's preparation: one that grows on a terminal, none elsewhere until it is done."""
+
+    def progress(documents: int, size: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\rtokenizing {split}: {documents} documents, {size / 1e6:.1f} MB", end="", file=sys.stderr)
+
+    return progress
+
+
+def train(
+    experiment: Experiment,
+    run: Path | None = None,
+    continue_from: Path | None = None,
+    start_from: Path | None = None,
+) -> dict[str, Any]:
+    """Starts a run, or resumes the one in its folder. Arguments, result and errors as `training.loop.train`.
+
+    Raises ValueError, naming the fields that differ, if the folder holds a run of another experiment.
+    """
+    folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
+    claim(folder, experiment)
+    mesh = experiment.mesh.build()
+    check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
+    _, stores = open_text(experiment, ("train", "validation"))
+    save(experiment, folder / "experiment.json")
+    return loop.train(
+        model=experiment.model.build(),
+        objective=experiment.objective,
+        optimizer=experiment.optimizer,
+        mesh=mesh,
+        text=loop.Text(stores["train"], experiment.data.reader),
+        evaluation_text=loop.Text(stores["validation"], experiment.evaluation_reader),
+        batch_size=experiment.data.batch_size,
+        training=experiment.training,
+        run=folder,
+        experiment=to_json(experiment),
+        continue_from=continue_from,
+        start_from=start_from,
+    )
+
+
+def claim(folder: Path, experiment: Experiment) -> None:
+    """Raises ValueError if the folder is no run of this experiment."""
+    file = folder / "experiment.json"
+    if file.is_file():
+        changed = differences(load(file), experiment)
+        if changed:
+            raise ValueError(
+                f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, or begin "
+                f"a new one from it with --continue {folder} or --from {folder}"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run: choose another --run")
+
+
+class Trained(NamedTuple):
+    """A run's newest checkpoint, ready to be used."""
+
+    experiment: Experiment
+    tokenizer: Tokenizer
+    store: Store
+    mesh: jax.sharding.Mesh
+    model: Any
+    variables: Variables
+    step: int
+
+
+def open_run(path: Path, split: Split = "validation", **settings: Any) -> Trained:
+    """The run in `path` (its folder, or one of its checkpoints).
+
+    Args:
+        split: the text that comes with it.
+        settings: fields of the model's config to be replaced, which must leave its parameters as they are; None = as
+            it was trained.
+
+    Raises FileNotFoundError without a checkpoint, ValueError for a setting that the model does not have.
+    """
+    folder, step = find_checkpoint(path)
+    experiment = load(folder / "experiment.json")
+    experiment = replace(experiment, model=with_settings(experiment.model, settings))
+    mesh = experiment.mesh.build()
+    tokenizer, stores = open_text(experiment, (split,))
+    model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
+    rows = check_rows(mesh, 1)
+    shapes = prepared_shapes(experiment.objective, experiment.data.reader, stores[split], rows)
+    abstract = abstract_state(model, optimizer, shapes, mesh)
+    with Checkpoints(folder) as checkpoints:
+        params = checkpoints.restore_params(step, abstract.params)
+    return Trained(experiment, tokenizer, stores[split], mesh, model, variables(params, {}), step)
+
+
+def with_settings(config: Any, settings: dict[str, Any]) -> Any:
+    """The model's config with every setting that is not None (or False, for a flag)."""
+    chosen = {name: value for name, value in settings.items() if value not in (None, False)}
+    known = [field.name for field in fields(config)]
+    for name in chosen:
+        if name not in known:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option}: {type(config).__name__} has no {name}, leave the option out")
+    return replace(config, **chosen)
+
+
+def check_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
+    """The smallest number of rows, at least `rows`, that divides over the mesh."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-rows // parts) * parts
+
+
+def evaluate(
+    path: Path,
+    *,
+    split: str = "test",
+    length: int | None = None,
+    stride: int | None = None,
+    memory_length: int | None = None,
+    same_length: bool = False,
+    clamp_length: int | None = None,
+    batch_size: int | None = None,
+) -> dict[str, Any]:
+    """Scores a split with a run's newest checkpoint: each token once, the reading declared.
+
+    Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split".
+    """
+    if split not in get_args(Split):
+        raise ValueError(f"unknown split {split!r}{nearest(split, list(get_args(Split)))}; choose train, validation, test")
+    settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
+    trained = open_run(path, split, **settings)  # pyright: ignore[reportArgumentType]
+    experiment, mesh = trained.experiment, trained.mesh
+    reader = reread(experiment.evaluation_reader, length, stride)
+    rows = check_rows(mesh, batch_size or experiment.evaluation_batch_size)
+    transform = loader_transform(experiment.objective, trained.store.vocabulary, None)
+    step = make_eval_step(trained.model, experiment.objective, trained.store.vocabulary, mesh)
+    memory = memory_maker(trained.model, rows, mesh)()
+    loader = Loader(trained.store, reader, rows, None, batch_sharding(mesh), transform=transform)
+    with closing(iter(loader)) as batches:
+        result = score(
+            step,
+            trained.variables,
+            memory,
+            batches,
+            objective=experiment.objective,
+            reader=reader,
+            store=trained.store,
+            memory_length=getattr(experiment.model, "memory_length", 0),
+        )
+    return {"run": str(path), "step": trained.step, "split": split, "streams": rows, **result}
+
+
+def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
+    """The reader with another window. Raises ValueError if it has no stride and one is asked for."""
+    if stride is not None and not hasattr(reader, "stride"):
+        raise ValueError(f"--stride: {type(reader).__name__} has no stride, leave the option out")
+    chosen: dict[str, Any] = {"length": length, "stride": stride}
+    return replace(reader, **{name: value for name, value in chosen.items() if value is not None})  # pyright: ignore[reportArgumentType]
+
+
+def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int) -> dict[str, Any]:
+    """Continues the prompts with a run's newest checkpoint. Returns {"run", "step", "texts": [prompt + continuation]}."""
+    trained = open_run(path)
+    vocabulary = trained.store.vocabulary
+    ids = [[vocabulary.begin, *trained.tokenizer.encode(prompt).ids.tolist()] for prompt in prompts]
+    continuations = continue_prompts(
+        trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed
+    )
+    texts = [
+        trained.tokenizer.decode(prompt + continuation)
+        for prompt, continuation in zip(ids, continuations, strict=True)
+    ]
+    return {"run": str(path), "step": trained.step, "texts": texts}

@@ -1,0 +1,247 @@
+"""The training loop: from an experiment's pieces to a finished run folder."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax
+
+from ctx_jax.contract import Reader, TokenStore, Variables
+from ctx_jax.data.loader import Loader
+from ctx_jax.parallel.mesh import check_batch
+from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
+from ctx_jax.training.metrics import Display, Meter, Metrics, due, means, summary
+from ctx_jax.training.optimizers import OptimizerConfig
+from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
+from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
+
+READER = "reader_start"
+"""Where a checkpoint says at which step its run's reader began."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long to train, and how often what happens on the way; a cadence of 0 means only at the end."""
+
+    steps: int = 1000
+    """Updates of the parameters; also the length of the learning rate's schedule, unless that sets its own."""
+    seed: int = 0
+    """Seed of the initial parameters, the order of the data, the corruption and dropout."""
+    accumulation: int = 1
+    """Micro-batches that each batch is split into: less memory, the same gradient."""
+    evaluate_every: int = 0
+    """Steps between evaluations."""
+    evaluate_batches: int | None = None
+    """Batches of an evaluation, from the first on; None = the whole of the validation text."""
+    checkpoint_every: int = 0
+    """Steps between checkpoints."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl, and on stderr where that is no terminal."""
+    keep: int = 3
+    """How many of the newest checkpoints stay."""
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "accumulation": 1, "keep": 1}
+        for name in ("steps", "seed", "accumulation", "evaluate_every", "checkpoint_every", "log_every", "keep"):
+            if getattr(self, name) < least.get(name, 0):
+                raise ValueError(f"training {name} {getattr(self, name)}: choose {least.get(name, 0)} or more")
+        if self.evaluate_batches is not None and self.evaluate_batches < 1:
+            raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
+
+
+class Interrupted(Exception):
+    """The run was asked to stop, and has saved its state."""
+
+
+class Text(NamedTuple):
+    """A store and how it is read."""
+
+    store: TokenStore
+    reader: Reader
+
+
+def train(
+    *,
+    model: Any,
+    objective: Any,
+    optimizer: OptimizerConfig,
+    mesh: jax.sharding.Mesh,
+    text: Text,
+    evaluation_text: Text,
+    batch_size: int,
+    training: Training,
+    run: Path,
+    experiment: dict[str, Any],
+    continue_from: Path | None = None,
+    start_from: Path | None = None,
+) -> dict[str, Any]:
+    """Trains until step `training.steps`, going on where an earlier call with the same `run` stopped.
+
+    Args:
+        model: an unbound module.
+        run: the run's folder.
+        experiment: the resolved experiment as JSON, kept in each checkpoint.
+        continue_from: a run or checkpoint whose parameters, optimizer and step a new run takes over; its reader starts
+            anew and its memory empty (BERT's second phase).
+        start_from: a run or checkpoint of which a new run takes the parameters that match in name and shape.
+
+    Returns {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
+
+    Raises ValueError for what does not fit together, FileNotFoundError, Diverged, and Interrupted after Ctrl-C.
+    """
+    steps, vocabulary, built = training.steps, text.store.vocabulary, optimizer.build(training.steps)
+    check_batch(mesh, batch_size, training.accumulation)
+    shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
+    abstract = abstract_state(model, built, shapes, mesh)
+    run.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        checkpoints = stack.enter_context(Checkpoints(run, training.keep))
+        if (checkpoints.latest() or 0) >= steps:
+            return summary(run)
+        display = stack.enter_context(Display(run.name, steps))
+        if (latest := checkpoints.latest()) is not None:
+            state, done = checkpoints.restore(latest, abstract), latest
+            reader_start = checkpoints.record(latest)[READER]
+            display.log(f"goes on after step {done} of {steps}")
+        elif continue_from is not None:
+            state, done = continued(continue_from, abstract)
+            if done >= steps:
+                raise ValueError(f"training steps {steps}: {continue_from} has {done} already, choose more")
+            state, reader_start = state._replace(memory=memory_maker(model, batch_size, mesh)()), done
+            display.log(f"goes on from {continue_from} after step {done} of {steps}")
+        else:
+            state, done, reader_start = init_state(model, built, shapes, mesh, training.seed), 0, 0
+            if start_from is not None:
+                params, rest = matching(start_from, state.params)
+                state = state._replace(params=params)
+                display.log(f"starts from {start_from}; new parameters: {', '.join(rest) or 'none'}")
+
+        loader = Loader(
+            text.store,
+            text.reader,
+            batch_size,
+            seed=training.seed,
+            sharding=batch_sharding(mesh),
+            start=done - reader_start,
+            transform=loader_transform(objective, vocabulary, training.seed),
+        )
+        batches: Any = iter(loader)
+        stack.callback(batches.close)
+        train_step = make_train_step(
+            model,
+            objective,
+            built,
+            vocabulary,
+            shardings_of(abstract),
+            seed=training.seed,
+            accumulation=training.accumulation,
+        )
+        evaluator = Evaluator(model, objective, mesh, evaluation_text, batch_size, training.evaluate_batches)
+        metrics = stack.enter_context(Metrics(run, done))
+        meter = Meter(metrics, display, steps, training.log_every, checkpoints.latest)
+        stop = stack.enter_context(stop_on_interrupt())
+        stack.enter_context(jax.transfer_guard("disallow"))
+        for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
+            state, measured = train_step(state, batch)
+            meter.push(step, measured)
+            last, stopping = step == steps, stop.is_set()
+            evaluating = last or due(step, training.evaluate_every)
+            saving = last or stopping or due(step, training.checkpoint_every)
+            if not evaluating and not saving:
+                continue
+            meter.flush()  # so that what is evaluated and saved is known to be finite
+            if evaluating:
+                results = evaluator(variables(built.eval_params(state.params, state.opt_state), state.fixed))
+                metrics.write("evaluation", step, results)
+                numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+                display.log(f"step {step}/{steps}  evaluation: {numbers}")
+                state = state._replace(opt_state=built.observe(state.opt_state, results["loss"]))
+            if saving:
+                checkpoints.save(step, state, {"experiment": experiment, READER: reader_start})
+            if stopping and not last:
+                raise Interrupted(f"stopped after step {step} of {steps}, which is saved: the same command goes on")
+            meter.restart_clock()
+        return summary(run)
+
+
+def continued(path: Path, abstract: TrainState) -> tuple[TrainState, int]:
+    """The state of the run or checkpoint that `path` names, its memory left abstract, and its step."""
+    source, step = find_checkpoint(path)
+    with Checkpoints(source) as checkpoints:
+        return checkpoints.restore(step, abstract, ("params", "fixed", "opt_state")), step
+
+
+def matching(path: Path, params: Any) -> tuple[Any, list[str]]:
+    """`Checkpoints.restore_matching` from the run or checkpoint that `path` names."""
+    source, step = find_checkpoint(path)
+    with Checkpoints(source) as checkpoints:
+        return checkpoints.restore_matching(step, params)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second one acts as it did before."""
+    stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def handle(*_: Any) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Evaluator:
+    """One pass over the evaluation text, in order, with a memory of its own; compiled once."""
+
+    def __init__(
+        self,
+        model: Any,
+        objective: Any,
+        mesh: jax.sharding.Mesh,
+        text: Text,
+        batch_size: int,
+        batches: int | None = None,
+    ) -> None:
+        """
+        Args:
+            batches: how many batches of the pass, from the first on; None = all.
+        """
+        self.batches = batches
+        self.init_memory = memory_maker(model, batch_size, mesh)
+        self.step = make_eval_step(model, objective, text.store.vocabulary, mesh)
+        self.loader = Loader(
+            text.store,
+            text.reader,
+            batch_size,
+            seed=None,
+            sharding=batch_sharding(mesh),
+            transform=loader_transform(objective, text.store.vocabulary, None),
+        )
+
+    def __call__(self, variables: Variables) -> dict[str, float]:
+        """{"loss", each term, each metric}: sums over the whole pass divided by their counts."""
+        memory, sums, batches = self.init_memory(), [], cast(Any, iter(self.loader))
+        with closing(batches):
+            for batch in islice(batches, self.batches):
+                output, memory = self.step(variables, memory, batch)
+                sums.append(output)
+                sums[-2:-1] = jax.device_get(sums[-2:-1])  # one late, as in training
+        total = jax.tree.map(lambda *values: math.fsum(values), *jax.device_get(sums))
+        terms = means(total["terms"])
+        return {"loss": math.fsum(terms.values()), **terms, **means(total["metrics"])}

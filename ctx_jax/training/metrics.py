@@ -1,0 +1,194 @@
+"""What a run tells: `metrics.jsonl` and TensorBoard events for later, progress on stderr for now."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from tensorboardX import SummaryWriter
+
+FILE = "metrics.jsonl"
+TIMES = ("seconds", "tokens_per_second")
+"""The fields that differ between equal runs."""
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run, in order: {"step", "kind": "train" or "evaluation", "loss", ...}; a torn last line (of a run
+    that was killed while it wrote) is left out."""
+    path = run / FILE
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            records.append(json.loads(line))
+    return records
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """What a finished run ended with, from its metrics."""
+    last = {record["kind"]: record for record in read_metrics(run)}
+    evaluation = {name: value for name, value in last["evaluation"].items() if name not in ("step", "kind", *TIMES)}
+    train = last["train"]
+    return {
+        "run": str(run),
+        "step": train["step"],
+        "loss": train["loss"],
+        "evaluation": evaluation,
+        "tokens_per_second": train["tokens_per_second"],
+    }
+
+
+class Metrics:
+    """Writes the metrics of a run that starts, or goes on, after `step` steps; in process 0 only."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        """Drops what an interrupted run wrote beyond `step`, so that the file becomes that of a run never stopped."""
+        self.start = time.monotonic()
+        self.active = jax.process_index() == 0
+        if self.active:
+            kept = [record for record in read_metrics(run) if record["step"] <= step]
+            replacement = run / f"{FILE}.new"
+            replacement.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+            os.replace(replacement, run / FILE)
+            self.file = (run / FILE).open("a", encoding="utf-8")
+            self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
+
+    def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+        """One line, and one TensorBoard scalar `kind/name` for each value."""
+        if not self.active:
+            return
+        record = {"step": step, "kind": kind, **values, "seconds": round(time.monotonic() - self.start, 3)}
+        self.file.write(json.dumps(record, allow_nan=False) + "\n")
+        self.file.flush()
+        for name, value in values.items():
+            self.events.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        if self.active:
+            self.file.close()
+            self.events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Display:
+    """Progress on stderr: a bar on a terminal, plain lines elsewhere; in process 0 only."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps = name, steps
+        self.active = jax.process_index() == 0
+        self.bar = None
+        if self.active and sys.stderr.isatty():
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self.bar = Progress(*columns, TextColumn("{task.fields[state]}"), console=Console(stderr=True))
+            self.task = self.bar.add_task(name, total=steps, state="compiling")
+            self.bar.start()
+
+    def update(self, step: int, state: str, keep: bool) -> None:
+        """Moves the bar; without one, prints the state if it is to be kept."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step, state=state)
+        elif keep:
+            self.log(f"step {step}/{self.steps}  {state}")
+
+    def log(self, text: str) -> None:
+        """Prints a line that stays."""
+        if self.bar is not None:
+            self.bar.console.print(f"{self.name}: {text}", markup=False, highlight=False)
+        elif self.active:
+            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Diverged(Exception):
+    """The loss or the gradient is no longer a finite number."""
+
+
+class Meter:
+    """Reads each step's metrics when the next step has been dispatched, stops a run that diverges, and keeps time."""
+
+    def __init__(
+        self, metrics: Metrics, display: Display, steps: int, log_every: int, last_saved: Callable[[], int | None]
+    ) -> None:
+        self.metrics, self.display, self.steps, self.log_every = metrics, display, steps, log_every
+        self.last_saved = last_saved
+        self.pending: tuple[int, Any] | None = None
+        self.clock: float | None = None  # unset: the next step is not timed, since it compiles
+        self.tokens, self.seconds, self.timed = 0, 0.0, 0
+
+    def push(self, step: int, measured: dict[str, Any]) -> None:
+        """Takes a step's metrics, which are still being computed, and reads those of the step before."""
+        self.flush()
+        self.pending = step, measured
+
+    def restart_clock(self) -> None:
+        """Leaves out the time since the last reading."""
+        self.clock = time.monotonic()
+
+    def flush(self) -> None:
+        """Waits for the step that was pushed last. Raises Diverged."""
+        if self.pending is None:
+            return
+        (step, measured), self.pending = self.pending, None
+        measured = jax.device_get(measured)
+        loss, norm, tokens = float(measured["loss"]), float(measured["grad_norm"]), int(measured["tokens"])
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            saved = self.last_saved()
+            good = "there is no checkpoint yet" if saved is None else f"the last good checkpoint is step {saved}"
+            raise Diverged(f"step {step}: the loss is {loss}, the gradient's norm {norm}; {good}")
+        now = time.monotonic()
+        if self.clock is not None:
+            self.tokens += tokens
+            self.seconds += now - self.clock
+            self.timed += 1
+        self.clock = now
+        rate = round(self.tokens / self.seconds, 1) if self.timed else 0.0
+        left = describe_time(self.seconds / self.timed * (self.steps - step)) if self.timed else "unknown time"
+        keep = step == self.steps or due(step, self.log_every)
+        self.display.update(step, f"loss {loss:.4f}  {rate:,.0f} tokens/s  {left} left", keep)
+        if keep:
+            terms = {name: float(value) for name, value in measured["terms"].items()}
+            values = {"loss": loss, **terms, **means(measured["metrics"]), "grad_norm": norm}
+            values |= {"learning_rate": float(measured["learning_rate"]), "tokens": tokens, "tokens_per_second": rate}
+            self.metrics.write("train", step, values)
+
+
+def due(step: int, every: int) -> bool:
+    """Whether something that happens every so many steps (0: never) happens after this one."""
+    return every > 0 and step % every == 0
+
+
+def means(sums: dict[str, Any]) -> dict[str, float]:
+    """Sum by count; 0 where nothing was counted."""
+    return {name: float(total) / float(count) if count else 0.0 for name, (total, count) in sums.items()}
+
+
+def describe_time(seconds: float) -> str:
+    """12 s, 3 min 20 s, 5 h 7 min."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{seconds // 3600} h {seconds % 3600 // 60} min"

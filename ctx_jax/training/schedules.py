@@ -1,0 +1,93 @@
+"""Learning rates as functions of the number of finished steps, so that the first step of a warm-up has rate 0."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Decay = Literal["linear", "cosine", "inverse_square_root", "constant"]
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Linear warm-up from 0 to `rate`, then decay.
+
+    linear: BERT (arXiv 1810.04805), from the end of the warm-up straight to the last step; cosine: GPT, Transformer-XL;
+    inverse_square_root: "Attention Is All You Need" (arXiv 1706.03762), equation 3: rate * sqrt(warmup / step), with
+    rate = d^-0.5 * warmup^-0.5.
+    """
+
+    rate: float = 1e-4
+    """The highest learning rate, reached at the end of the warm-up."""
+    warmup: int = 0
+    """Steps of warm-up."""
+    decay: Decay = "linear"
+    """Shape of what follows the warm-up."""
+    final: float = 0.0
+    """Where linear and cosine decay end, as a fraction of `rate`."""
+    steps: int | None = None
+    """The step at which linear and cosine decay end; None = the run's last one."""
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ValueError(f"schedule rate {self.rate}: choose a number above 0")
+        if self.warmup < 0:
+            raise ValueError(f"schedule warmup {self.warmup}: choose 0 or more steps")
+        if not 0 <= self.final <= 1:
+            raise ValueError(f"schedule final {self.final}: choose a fraction of the rate from 0 to 1")
+
+    def build(self, steps: int) -> optax.Schedule:
+        """The schedule of a run of `steps` steps."""
+        length = max((self.steps or steps) - self.warmup, 1)
+        match self.decay:
+            case "linear":
+                decay = optax.linear_schedule(self.rate, self.rate * self.final, length)
+            case "cosine":
+                decay = optax.cosine_decay_schedule(self.rate, length, alpha=self.final)
+            case "inverse_square_root":
+                origin = max(self.warmup, 1)
+                decay = inverse_square_root(self.rate * math.sqrt(origin), origin, self.warmup)
+            case "constant":
+                decay = optax.constant_schedule(self.rate)
+        if self.warmup == 0:
+            return decay
+
+        def warm_up(count: Any) -> jax.Array:  # optax.linear_schedule(0, rate, n) loses digits of the first steps
+            return self.rate * count / self.warmup
+
+        return optax.join_schedules([warm_up, decay], [self.warmup])
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot:
+    """T5's rate (arXiv 1910.10683, section 3.1.2): scale / sqrt(max(step, hold))."""
+
+    scale: float = 1.0
+    """Numerator; Adafactor multiplies it by the RMS of each parameter."""
+    hold: int = 10_000
+    """Steps at the first, constant rate."""
+
+    def __post_init__(self) -> None:
+        if self.hold < 1:
+            raise ValueError(f"schedule hold {self.hold}: choose at least 1 step")
+
+    def build(self, steps: int) -> optax.Schedule:
+        """The schedule; it does not depend on the length of the run."""
+        return inverse_square_root(self.scale, self.hold)
+
+
+Schedule = WarmUp | InverseSquareRoot
+
+
+def inverse_square_root(scale: float, hold: int, offset: int = 0) -> optax.Schedule:
+    """scale / sqrt(max(count + offset, hold))."""
+
+    def schedule(count: Any) -> jax.Array:
+        return scale / jnp.sqrt(jnp.maximum(count + offset, hold))
+
+    return schedule

@@ -1,0 +1,152 @@
+"""GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and GPT-3 (Brown et al. 2020, arXiv 2005.14165).
+
+The papers' text (BooksCorpus, WebText, CommonCrawl) is not public: give your own, --data.corpus.path FOLDER.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ctx_jax.data.corpora import TextFiles
+from ctx_jax.data.readers import Blocks
+from ctx_jax.data.tokenizers import SentencePiece
+from ctx_jax.experiment import Data, Experiment
+from ctx_jax.models.gpt import GptConfig
+from ctx_jax.objectives.causal import Causal
+from ctx_jax.training.loop import Training
+from ctx_jax.training.optimizers import AdamW
+from ctx_jax.training.schedules import WarmUp
+
+
+def tiny() -> Experiment:
+    """GPT-2's architecture on the speeches, for a laptop's CPU: about a minute.
+
+    python -m ctx_jax train gpt:tiny
+    """
+    return Experiment(
+        name="gpt-tiny",
+        data=Data(reader=Blocks(128), tokenizer=SentencePiece(2048), batch_size=16),
+        model=GptConfig(
+            vocabulary_size=2048,
+            width=128,
+            layers=2,
+            heads=4,
+            feed_forward=512,
+            max_length=256,
+            dropout=0.0,
+            attention_dropout=0.0,
+        ),
+        objective=Causal(),
+        optimizer=AdamW(schedule=WarmUp(rate=3e-3, warmup=40, decay="cosine")),
+        training=Training(steps=400, evaluate_every=100, checkpoint_every=200),
+    )
+
+
+def gpt() -> Experiment:
+    """GPT: 117M parameters, 100 epochs of BooksCorpus at 64 sequences of 512; 8 P600 GPUs for a month.
+
+    Section 4.1: Adam with a maximum of 2.5e-4, 2,000 steps of warm-up, cosine to 0; weight decay 0.01 on all non-bias,
+    non-gain weights; dropout 0.1. Published: perplexity 18.4 on BooksCorpus.
+
+    python -m ctx_jax train gpt:gpt --data.corpus.path FOLDER
+    """
+    return Experiment(
+        name="gpt",
+        data=Data(
+            reader=Blocks(512, join_documents=True),
+            corpus=TextFiles(Path("text")),
+            tokenizer=SentencePiece(40_478),
+            batch_size=64,
+        ),
+        model=GptConfig(
+            vocabulary_size=40_478,
+            max_length=512,
+            norm="post",
+            residual_scaling=False,
+            position_std=0.02,
+            dtype="bfloat16",
+        ),
+        objective=Causal(),
+        optimizer=AdamW(schedule=WarmUp(rate=2.5e-4, warmup=2_000, decay="cosine")),
+        training=Training(steps=2_400_000, evaluate_every=10_000, checkpoint_every=10_000, log_every=100),
+    )
+
+
+def gpt2() -> Experiment:
+    """GPT-2 small (the paper's 117M, 124M in truth): 512 sequences of 1,024; its steps and rate are unpublished.
+
+    Section 2.3 gives the batch and the context; the schedule here is GPT-3's for its smallest model. Published: 29.41
+    perplexity on WikiText-2, zero-shot (table 3).
+
+    python -m ctx_jax train gpt:gpt2 --data.corpus.path FOLDER --mesh.fsdp 8
+    """
+    return Experiment(
+        name="gpt2",
+        data=Data(
+            reader=Blocks(1024, join_documents=True),
+            corpus=TextFiles(Path("text")),
+            tokenizer=SentencePiece(50_257),
+            batch_size=512,
+        ),
+        model=GptConfig(dtype="bfloat16"),
+        objective=Causal(),
+        optimizer=AdamW(schedule=WarmUp(rate=6e-4, warmup=700, decay="cosine", final=0.1), b2=0.95, weight_decay=0.1),
+        training=Training(steps=600_000, evaluate_every=2_000, checkpoint_every=2_000, log_every=100),
+    )
+
+
+def gpt2_medium() -> Experiment:
+    """GPT-2 of 24 layers (the paper's 345M, 355M in truth). Published: 22.76 on WikiText-2."""
+    return _sized("gpt2-medium", width=1024, layers=24, heads=16)
+
+
+def gpt2_large() -> Experiment:
+    """GPT-2 of 36 layers (the paper's 762M, 774M in truth). Published: 19.93 on WikiText-2."""
+    return _sized("gpt2-large", width=1280, layers=36, heads=20)
+
+
+def gpt2_xl() -> Experiment:
+    """GPT-2 of 48 layers (the paper's 1542M, 1558M in truth). Published: 18.34 on WikiText-2."""
+    return _sized("gpt2-xl", width=1600, layers=48, heads=25)
+
+
+def _sized(name: str, width: int, layers: int, heads: int) -> Experiment:
+    small = gpt2()
+    model = replace(small.model, width=width, layers=layers, heads=heads, feed_forward=4 * width, remat=True)
+    return replace(small, name=name, model=model)
+
+
+def gpt3_small() -> Experiment:
+    """GPT-3 small (125M, table 2.1): dense and locally banded layers in turn, context 2,048, 0.5M tokens a batch.
+
+    Adam 0.9 / 0.95 / 1e-8, clipping 1, decay 0.1, 375M tokens of warm-up, cosine to 10 % over 260 of 300 billion
+    tokens (appendix B); no dropout is named. Published: LAMBADA 42.7 % zero-shot (table 3.2).
+
+    python -m ctx_jax train gpt:gpt3_small --data.corpus.path FOLDER --mesh.fsdp 8
+    """
+    schedule = WarmUp(rate=6e-4, warmup=715, decay="cosine", final=0.1, steps=496_000)
+    base = gpt2()
+    return replace(
+        base,
+        name="gpt3-small",
+        data=replace(base.data, reader=Blocks(2048, join_documents=True), batch_size=256),
+        model=replace(
+            base.model, max_length=2048, attention_pattern=("dense", "local"), dropout=0.0, attention_dropout=0.0
+        ),
+        optimizer=AdamW(schedule=schedule, b2=0.95, weight_decay=0.1),
+        training=replace(base.training, steps=572_000),
+    )
+
+
+def gpt3_13b() -> Experiment:
+    """GPT-3 13B (table 2.1): 40 layers, width 5,120 (the printed 5,140 is no multiple of its 40 heads of 128)."""
+    small = gpt3_small()
+    model = replace(small.model, width=5120, layers=40, heads=40, feed_forward=4 * 5120, remat=True)
+    return replace(
+        small,
+        name="gpt3-13b",
+        data=replace(small.data, batch_size=1024),
+        model=model,
+        optimizer=replace(small.optimizer, schedule=replace(small.optimizer.schedule, rate=1e-4)),
+    )

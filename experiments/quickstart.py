@@ -1,0 +1,149 @@
+"""Pretrains four language models on the State of the Union speeches, one after the other: about five minutes on two cores.
+
+Causal (GPT-2), segment-recurrent (Transformer-XL), masked with next-sentence prediction (BERT) and permutation LM
+(XLNet), each the tiny() of its experiment file, read the same number of training tokens. They are scored on held-out
+speeches, beside a unigram and a bigram that were counted on the very tokens that the model read in training and are
+scored on the very targets that it had to predict.
+
+    python experiments/quickstart.py
+
+prints a table, writes runs/quickstart/report.html, and ends in one JSON line on stdout. Runs that are there already
+are not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ctx_jax import runs
+from ctx_jax.analysis import report
+from ctx_jax.contract import Batch
+from ctx_jax.evaluation.ngrams import Bigram, Unigram, transitions
+from ctx_jax.experiment import Experiment, find
+from ctx_jax.training.step import prepare
+
+FOLDER = Path("runs/quickstart")
+SOURCE = {"loss": "nll"}
+"""Reported losses are of the predicted tokens alone, without the next-sentence term, to compare with the unigram's."""
+OBJECTIVES = {"causal": "gpt:tiny", "segment": "transformer_xl:tiny", "masked": "bert:tiny", "permutation": "xlnet:tiny"}
+
+
+def main() -> None:
+    start = time.monotonic()
+    console = Console(stderr=True)
+    experiments = {objective: find(name) for objective, name in OBJECTIVES.items()}
+    read = {objective: tokens_read(experiment) for objective, experiment in experiments.items()}
+    if len(set(read.values())) != 1:
+        raise ValueError(f"the experiments read different numbers of tokens, {read}: give them equal batches and steps")
+
+    results: dict[str, dict[str, Any]] = {}
+    for number, (objective, experiment) in enumerate(experiments.items(), 1):
+        folder = FOLDER / objective
+        console.rule(f"{number} of {len(experiments)}: {objective} language modelling, {experiment.name}")
+        runs.train(experiment, folder)
+        results[objective] = runs.evaluate(folder, split="test") | baselines(experiment)
+    report.write([FOLDER / objective for objective in experiments], FOLDER / "report.html")
+
+    seconds = round(time.monotonic() - start, 1)
+    console.print(table(results, read["causal"]))
+    console.print(f"learning curves: {FOLDER / 'report.html'}    total: {seconds:.0f} s", highlight=False)
+    print(json.dumps({**summary(results), "seconds": seconds}))
+
+
+def tokens_read(experiment: Experiment) -> int:
+    """Positions that a run reads in training."""
+    return experiment.training.steps * experiment.data.batch_size * experiment.data.reader.length
+
+
+def baselines(experiment: Experiment) -> dict[str, Any]:
+    """What counting reaches on the test split: fitted on what the run read in training, scored on its targets."""
+    tokenizer, stores = runs.open_text(experiment, ("train", "test"))
+    size, data = tokenizer.vocabulary.size, experiment.data
+    every = range(data.batch_size)
+    trained = [
+        data.reader.batch(stores["train"], n, every, batch_size=data.batch_size, seed=experiment.training.seed)
+        for n in range(experiment.training.steps)
+    ]
+    if "next_tokens" in trained[0]:
+        pairs = [transitions(batch) for batch in trained]
+        previous, following = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        unigram, bigram = Unigram.fit(following, size), Bigram.fit(previous, following, size)
+        pairs = [transitions(batch) for batch in held_out(experiment, stores["test"])]
+        previous, targets = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        size_in_bits = math.log(2) * int(stores["test"].document_bytes.sum())
+        return {
+            "unigram_bits_per_byte": unigram.nll(targets).sum() / size_in_bits,
+            "bigram_bits_per_byte": bigram.nll(previous, targets).sum() / size_in_bits,
+        }
+    unigram = Unigram.fit(np.concatenate([batch["tokens"][batch["words"] > 0] for batch in trained]), size)
+    step = jax.jit(lambda batch: prepare(experiment.objective, batch, tokenizer.vocabulary, None))
+    prepared = [jax.device_get(step(batch)) for batch in held_out(experiment, stores["test"])]
+    targets = np.concatenate([batch["targets"][batch["target_weights"] > 0] for batch in prepared])
+    return {
+        "unigram_loss": unigram.nll(targets).mean(),
+        "unigram_accuracy": (targets == unigram.best).mean(),
+    }
+
+
+def held_out(experiment: Experiment, store: Any) -> Iterator[Batch]:
+    """The batches of one ordered pass, as the evaluation reads them."""
+    reader, size = experiment.evaluation_reader, experiment.evaluation_batch_size
+    for n in range(reader.passes(store, size)):
+        yield reader.batch(store, n, range(size), batch_size=size, seed=None)
+
+
+def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The numbers of the last line."""
+    streams = ("loss", "bits_per_byte")
+    targets = ("loss", "standard_error", "accuracy", "unigram_loss", "unigram_accuracy", "targets")
+    fields = {"causal": streams, "segment": streams, "masked": targets, "permutation": targets}
+    return {
+        "quickstart": {
+            objective: {name: rounded(results[objective][SOURCE.get(name, name)]) for name in names}
+            for objective, names in fields.items()
+        },
+        "baselines": {
+            name: rounded(results["causal"][name]) for name in ("unigram_bits_per_byte", "bigram_bits_per_byte")
+        },
+    }
+
+
+def rounded(value: Any) -> Any:
+    return value if isinstance(value, int) else round(float(value), 4)
+
+
+def table(results: dict[str, dict[str, Any]], tokens: int) -> Table:
+    """One row for each objective: its score on the held-out speeches beside its baselines'."""
+    rows = Table(title=f"Held-out speeches after {tokens:,} training tokens each")
+    for name in ("objective", "predictions", "loss (nats)", "accuracy", "bits per byte", "unigram", "bigram"):
+        rows.add_column(name, justify="left" if name == "objective" else "right")
+    for objective, result in results.items():
+        causal = "bits_per_byte" in result
+        rows.add_row(
+            objective,
+            f"{result['tokens' if causal else 'targets']:,}",
+            f"{result['nll']:.3f}",
+            f"{result['accuracy']:.1%}",
+            f"{result['bits_per_byte']:.3f}" if causal else "",
+            f"{result['unigram_bits_per_byte']:.3f} b/B" if causal else f"{result['unigram_loss']:.3f} nats",
+            f"{result['bigram_bits_per_byte']:.3f} b/B" if causal else "",
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

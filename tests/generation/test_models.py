@@ -1,0 +1,96 @@
+"""Generation with the real models: a cache, padding and batch mates change nothing."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ctx_jax.contract import Vocabulary
+from ctx_jax.generation.decode import Sampling, generate
+from ctx_jax.layers.parameters import unboxed
+from ctx_jax.models.bert import BertConfig
+from ctx_jax.models.gpt import GptConfig
+from ctx_jax.models.transformer_xl import TransformerXLConfig
+from ctx_jax.models.xlnet import XLNetConfig
+
+VOCABULARY = Vocabulary(size=40, pad=0, unknown=1, begin=2, end=3, classification=4, separator=5, mask=6)
+SIZE: dict[str, Any] = {"vocabulary_size": 40, "width": 16, "layers": 2, "heads": 2, "feed_forward": 32}
+CONFIGS = {
+    "gpt": GptConfig(**SIZE, max_length=24),
+    "transformer_xl": TransformerXLConfig(**SIZE, memory_length=8),
+    "xlnet": XLNetConfig(**SIZE, memory_length=8),
+}
+PROMPTS = [[2], [2, 9, 8, 30], [2, *range(10, 19)], [2, 22]]
+
+
+def batch_of(tokens: list[int]) -> dict[str, jax.Array]:
+    row = jnp.array([tokens])
+    return {"tokens": row, "documents": jnp.ones_like(row), "positions": jnp.arange(row.shape[1])[None]}
+
+
+@cache
+def built(name: str) -> tuple[Any, Any]:
+    """A model and random parameters, large enough that its choices are far from ties."""
+    model, rng = CONFIGS[name].build(), np.random.default_rng(0)
+    shapes = unboxed(jax.eval_shape(lambda: model.init(jax.random.key(0), batch_of([2, 3]), method="initialize")))
+
+    def value(path: Any, leaf: Any) -> np.ndarray:
+        mean, deviation = {"scale": (1.0, 0.0), "kernel": (0.0, 1.0)}.get(path[-1].key, (0.0, 0.1))
+        return rng.normal(mean, deviation, leaf.shape).astype(np.float32)
+
+    return model, jax.tree_util.tree_map_with_path(value, shapes)
+
+
+@partial(jax.jit, static_argnames="model")
+def next_logits(model: Any, variables: Any, batch: Any, place: jax.Array) -> jax.Array:
+    """[V] for what comes at `place`: by XLNet from its query stream there, by others from the token before."""
+    output = model.apply(variables, batch)
+    hidden = output.hidden[0, place - 1] if output.query is None else output.query[0, 0]
+    return model.apply(variables, hidden, method="logits")
+
+
+def without_cache(name: str, prompt: list[int], length: int) -> list[int]:
+    """Greedy, the whole text read anew for every token, and what is filled in behind it not to be seen."""
+    text = list(prompt)
+    while len(text) < len(prompt) + length:
+        batch = batch_of(text + [7] * (24 - len(text)))
+        if name == "xlnet":  # the prompt is context, but for its last token; then the order of the text
+            batch["ranks"] = jnp.maximum(batch["positions"] - len(prompt) + 2, 0)
+            batch["target_positions"] = jnp.array([[len(text)]])
+        logits = np.array(next_logits(*built(name), batch, len(text)))
+        logits[[0, 2, 4, 5, 6]] = -np.inf
+        if logits.argmax() == VOCABULARY.end:
+            break
+        text.append(int(logits.argmax()))
+    return text[len(prompt) :]
+
+
+def greedy(name: str, prompts: list[list[int]], length: int) -> list[list[int]]:
+    return generate(*built(name), VOCABULARY, prompts, length=length, sampling=Sampling(temperature=0.0), seed=0)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_neither_cache_nor_padding_nor_batch_mates_change_a_text(name: str):
+    texts = greedy(name, PROMPTS, 13)
+    assert texts == [without_cache(name, prompt, 13) for prompt in PROMPTS]
+    assert texts == [greedy(name, [prompt], 13)[0] for prompt in PROMPTS]
+    assert len({tuple(text) for text in texts}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[2]])
+def test_gpt_writes_up_to_its_last_position(prompt: list[int]):
+    length = 25 - len(prompt)  # the last token is written behind the last position, and never read
+    assert greedy("gpt", [prompt], length) == [without_cache("gpt", prompt, length)]
+    with pytest.raises(ValueError, match="pass the model's 24 positions"):
+        greedy("gpt", [prompt], length + 1)
+
+
+def test_a_masked_model_cannot_generate():
+    model = BertConfig(**SIZE).build()
+    with pytest.raises(ValueError, match=r"^Bert cannot generate: "):
+        generate(model, {}, VOCABULARY, PROMPTS, length=4, sampling=Sampling(), seed=0)

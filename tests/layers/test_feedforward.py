@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ctx_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
+
+REFERENCE = {
+    "gelu": lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_activations(name: str):
+    x = np.linspace(-4, 4, 33)
+    with jax.enable_x64(True):
+        y = ACTIVATIONS[name](jnp.array(x))
+    np.testing.assert_allclose(y, [REFERENCE[name](value) for value in x], atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_network(activation: Activation):
+    module = FeedForward(3, 5, activation, nn.initializers.normal(1.0), nn.initializers.normal(0.1), dropout=0.5)
+    x = jax.random.normal(jax.random.key(0), (2, 4, 3))
+    variables = nn.meta.unbox(module.init(jax.random.key(1), x))
+    variables = jax.tree.map(lambda leaf: leaf + 0.1, variables)  # biases too
+    weights = variables["params"]
+    inner = np.array(x) @ weights["input"]["kernel"] + weights["input"]["bias"]
+    inner = np.vectorize(REFERENCE[activation])(inner)
+    np.testing.assert_allclose(
+        module.apply(variables, x), inner @ weights["output"]["kernel"] + weights["output"]["bias"], atol=1e-5
+    )
+
+    # dropout is on the inner activation: each unit is 0 or doubled
+    key = jax.random.key(2)
+    keep = np.array(jax.random.bernoulli(key, 0.5, inner.shape))
+    np.testing.assert_allclose(
+        module.apply(variables, x, key),
+        (2 * keep * inner) @ weights["output"]["kernel"] + weights["output"]["bias"],
+        atol=1e-5,
+    )
