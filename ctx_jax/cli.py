@@ -12,12 +12,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from ctx_jax.data.corpora import TextFiles
 from ctx_jax.experiment import Experiment, find, options
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.serialization import nearest
@@ -28,7 +29,8 @@ T = TypeVar("T")
 
 USAGE = """usage: python -m ctx_jax COMMAND ...
 
-  train EXPERIMENT [--run DIR] [--continue RUN] [--from RUN] [--training.steps N] ...   start a run, or resume it
+  train EXPERIMENT [--run DIR] [--text PATH] [--continue RUN] [--from RUN] [--training.steps N] ...
+                                                                                        start a run, or resume it
   evaluate RUN [--split test] [--length T] [--stride N] [--memory-length M] ...         score held-out text
   generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
   report RUN... [--output report.html]                                                  learning curves as a page
@@ -203,7 +205,15 @@ def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, lis
     if name == "RUN":
         print(USAGE, file=sys.stderr)
         sys.exit(0)
-    return find(name), rest
+    experiment = find(name)
+    if "--text" in rest:  # before the fields are parsed, since it changes which fields there are
+        at = rest.index("--text")
+        if at + 1 == len(rest):
+            raise UsageError("--text needs a file, a folder or a glob")
+        corpus = TextFiles(Path(rest[at + 1]))
+        experiment = replace(experiment, data=replace(experiment.data, corpus=corpus))
+        rest = rest[:at] + rest[at + 2 :]
+    return experiment, rest
 
 
 def parse(default: T, arguments: list[str], program: str) -> T:

@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805) and RoBERTa (Liu et al. 2019, arXiv 1907.11692).
 
-The papers' BooksCorpus is not public: give your own text, --data.corpus.path FOLDER.
+The papers' BooksCorpus is not public: give your own text, --text FOLDER.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def base() -> Experiment:
     Adam 1e-4, decay 0.01, 10,000 steps of warm-up, linear decay over the million steps, without bias correction.
     Published: GLUE 79.6, SQuAD 1.1 F1 88.5. Its second phase is `base_512`.
 
-    python -m ctx_jax train bert:base --data.corpus.path FOLDER --run runs/bert-base-128
+    python -m ctx_jax train bert:base --text FOLDER --run runs/bert-base-128
     """
     return Experiment(
         name="bert-base-128",
@@ -66,7 +66,7 @@ def base() -> Experiment:
 def base_512() -> Experiment:
     """BERT base, second phase: the last 100,000 steps at length 512, to learn the positions beyond 128.
 
-    python -m ctx_jax train bert:base_512 --continue runs/bert-base-128 --data.corpus.path FOLDER
+    python -m ctx_jax train bert:base_512 --continue runs/bert-base-128 --text FOLDER
     """
     first = base()
     return replace(
@@ -81,7 +81,7 @@ def base_512() -> Experiment:
 def large() -> Experiment:
     """BERT large, first phase; 4 days on 64 TPUs. Published: GLUE 82.1, SQuAD 1.1 F1 90.9.
 
-    python -m ctx_jax train bert:large --data.corpus.path FOLDER
+    python -m ctx_jax train bert:large --text FOLDER
     """
     small = base()
     model = replace(small.model, width=1024, layers=24, heads=16, feed_forward=4096)
@@ -99,7 +99,7 @@ def roberta_base() -> Experiment:
     Adam 6e-4, b2 0.98, epsilon 1e-6, decay 0.01, no clipping, 24,000 steps of warm-up, linear decay. The large model
     took a day on 1,024 V100s for its first 100,000 steps. Published: MNLI-m 87.6, SST-2 94.8 (base).
 
-    python -m ctx_jax train bert:roberta_base --data.corpus.path FOLDER --mesh.fsdp 8 --training.accumulation 4
+    python -m ctx_jax train bert:roberta_base --text FOLDER --mesh.fsdp 8 --training.accumulation 4
     """
     return Experiment(
         name="roberta-base",

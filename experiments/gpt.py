@@ -1,6 +1,6 @@
 """GPT (Radford et al. 2018), GPT-2 (Radford et al. 2019) and GPT-3 (Brown et al. 2020, arXiv 2005.14165).
 
-The papers' text (BooksCorpus, WebText, CommonCrawl) is not public: give your own, --data.corpus.path FOLDER.
+The papers' text (BooksCorpus, WebText, CommonCrawl) is not public: give your own, --text FOLDER.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def gpt() -> Experiment:
     Section 4.1: Adam with a maximum of 2.5e-4, 2,000 steps of warm-up, cosine to 0; weight decay 0.01 on all non-bias,
     non-gain weights; dropout 0.1. Published: perplexity 18.4 on BooksCorpus.
 
-    python -m ctx_jax train gpt:gpt --data.corpus.path FOLDER
+    python -m ctx_jax train gpt:gpt --text FOLDER
     """
     return Experiment(
         name="gpt",
@@ -79,7 +79,7 @@ def gpt2() -> Experiment:
     Section 2.3 gives the batch and the context; the schedule here is GPT-3's for its smallest model. Published: 29.41
     perplexity on WikiText-2, zero-shot (table 3).
 
-    python -m ctx_jax train gpt:gpt2 --data.corpus.path FOLDER --mesh.fsdp 8
+    python -m ctx_jax train gpt:gpt2 --text FOLDER --mesh.fsdp 8
     """
     return Experiment(
         name="gpt2",
@@ -123,7 +123,7 @@ def gpt3_small() -> Experiment:
     Adam 0.9 / 0.95 / 1e-8, clipping 1, decay 0.1, 375M tokens of warm-up, cosine to 10 % over 260 of 300 billion
     tokens (appendix B); no dropout is named. Published: LAMBADA 42.7 % zero-shot (table 3.2).
 
-    python -m ctx_jax train gpt:gpt3_small --data.corpus.path FOLDER --mesh.fsdp 8
+    python -m ctx_jax train gpt:gpt3_small --text FOLDER --mesh.fsdp 8
     """
     schedule = WarmUp(rate=6e-4, warmup=715, decay="cosine", final=0.1, steps=496_000)
     base = gpt2()

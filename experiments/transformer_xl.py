@@ -1,7 +1,7 @@
 """Transformer-XL (Dai et al. 2019, arXiv 1901.02860).
 
 The papers' data sets come with their own words or bytes as tokens; here the text is read in SentencePiece pieces, so
-compare bits per byte. Give the text with --data.corpus.path FOLDER.
+compare bits per byte. Give the text with --text FOLDER.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def enwik8_base() -> Experiment:
     Adam 2.5e-4, cosine, clipping 0.25, dropout 0.1. Published: 1.06 bits per byte with
     `evaluate RUN --length 80 --memory-length 2100 --clamp-length 820 --same-length`.
 
-    python -m ctx_jax train transformer_xl:enwik8_base --data.corpus.path FOLDER
+    python -m ctx_jax train transformer_xl:enwik8_base --text FOLDER
     """
     return Experiment(
         name="transformer-xl-enwik8-base",
@@ -73,7 +73,7 @@ def wikitext103_base() -> Experiment:
     Published: perplexity 24.0 (per word) with
     `evaluate RUN --length 64 --memory-length 640 --clamp-length 400 --same-length`.
 
-    python -m ctx_jax train transformer_xl:wikitext103_base --data.corpus.path FOLDER
+    python -m ctx_jax train transformer_xl:wikitext103_base --text FOLDER
     """
     return Experiment(
         name="transformer-xl-wt103-base",

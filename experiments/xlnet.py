@@ -1,6 +1,6 @@
 """XLNet (Yang et al. 2019, arXiv 1906.08237).
 
-The paper's text (Wikipedia, BooksCorpus, Giga5, ClueWeb, CommonCrawl) is your own to give, --data.corpus.path FOLDER.
+The paper's text (Wikipedia, BooksCorpus, Giga5, ClueWeb, CommonCrawl) is your own to give, --text FOLDER.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def base() -> Experiment:
     Windows of 512 of which 256 are reused, memory 384, 85 targets, spans of 1 to 5 in a context of 6 times their length.
     Published: RACE 66.05, SQuAD 2.0 F1 81.33, MNLI 85.84 (table 6).
 
-    python -m ctx_jax train xlnet:base --data.corpus.path FOLDER
+    python -m ctx_jax train xlnet:base --text FOLDER
     """
     return Experiment(
         name="xlnet-base",
@@ -77,7 +77,7 @@ def large() -> Experiment:
     Adam 4e-4 after 40,000 steps of warm-up, linear decay, decay 0.01, epsilon 1e-6, dropout 0.1 (table 8).
     Published: SQuAD 2.0 F1 90.6, RACE 85.4, MNLI 90.8.
 
-    python -m ctx_jax train xlnet:large --data.corpus.path FOLDER --mesh.fsdp 16
+    python -m ctx_jax train xlnet:large --text FOLDER --mesh.fsdp 16
     """
     small = base()
     return replace(

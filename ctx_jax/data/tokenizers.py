@@ -87,7 +87,7 @@ class SentencePiece:
     """Unicode normalisation of all text, in training and in use."""
     character_coverage: float = 0.9995
     """The part of the training text's characters that get pieces; the rest is spelled in bytes."""
-    training_characters: int = 20_000_000
+    training_characters: int = 10_000_000
     """Size of the sample of lines that pieces are learned from; memory grows with it, not with the corpus."""
 
     def __post_init__(self) -> None:

@@ -41,7 +41,8 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, oldest first."""
+        """The steps that can be restored, oldest first; waits for one that is being written."""
+        self._manager.wait_until_finished()
         return sorted(self._manager.all_steps())
 
     def latest(self) -> int | None:
@@ -61,6 +62,7 @@ class Checkpoints:
 
     def record(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays."""
+        self._manager.wait_until_finished()
         return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
 
     def restore(self, step: int, abstract: TrainState, parts: Sequence[str] = PARTS) -> TrainState:
@@ -119,6 +121,7 @@ class Checkpoints:
         self.close()
 
     def _shapes(self, step: int, part: str) -> dict[str, tuple[int, ...]]:
+        self._manager.wait_until_finished()
         metadata = self._manager.item_metadata(step)[part]
         return {} if metadata is None else shapes(metadata.tree)
 

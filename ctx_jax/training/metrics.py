@@ -163,14 +163,17 @@ class Meter:
             self.seconds += now - self.clock
             self.timed += 1
         self.clock = now
-        rate = round(self.tokens / self.seconds, 1) if self.timed else 0.0
-        left = describe_time(self.seconds / self.timed * (self.steps - step)) if self.timed else "unknown time"
         keep = step == self.steps or due(step, self.log_every)
-        self.display.update(step, f"loss {loss:.4f}  {rate:,.0f} tokens/s  {left} left", keep)
+        rate, state = 0.0, f"loss {loss:.4f}"
+        if self.timed:
+            rate, left = self.tokens / self.seconds, self.seconds / self.timed * (self.steps - step)
+            state += f"  {rate:,.0f} tokens/s  {describe_time(left)} left"
+        self.display.update(step, state, keep)
         if keep:
             terms = {name: float(value) for name, value in measured["terms"].items()}
             values = {"loss": loss, **terms, **means(measured["metrics"]), "grad_norm": norm}
-            values |= {"learning_rate": float(measured["learning_rate"]), "tokens": tokens, "tokens_per_second": rate}
+            values |= {"learning_rate": float(measured["learning_rate"]), "tokens": tokens}
+            values["tokens_per_second"] = round(rate, 1)
             self.metrics.write("train", step, values)
 
 

@@ -27,8 +27,8 @@ class MadeStore:
 
 
 def _make_store(documents: list[list[int]], one_boundary: bool = False) -> MadeStore:
-    """A store of documents given as the lengths of their sentences. Text tokens count up from 10 through the store; a word
-    begins at the first, fourth, seventh ... token of each sentence; begin 2, end 3 (or 2), CLS 4, SEP 5."""
+    """A store of documents given as the lengths of their sentences. Text tokens count up from 10 through the store; a
+    word begins at the first, fourth, seventh ... token of each sentence; begin 2, end 3 (or 2), CLS 4, SEP 5."""
     tokens, flags, offsets = [], [], [0]
     text = itertools.count(10)
     for sentences in documents:

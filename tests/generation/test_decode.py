@@ -69,13 +69,15 @@ def run(prompts: list[list[int]], model: Any = None, **options: Any) -> list[lis
 
 
 def naive(prompt: list[int], length: int) -> list[int]:
-    """Greedy continuation without a cache, padding or a loop on the device."""
-    model, variables, text = Recurrent(), variables_of(), list(prompt)
+    """Greedy continuation in numpy, without a cache, padding or a loop on the device."""
+    variables, text = {name: np.asarray(value, np.float64) for name, value in variables_of().items()}, list(prompt)
     while len(text) < len(prompt) + length:
-        state = jnp.zeros((1, 8))
+        state = np.zeros(8)
         for position, token in enumerate(text):
-            state = model.cell(variables, state, jnp.array([token]), jnp.array([position]))
-        logits = np.array(state @ variables["embedding"].T)[0]
+            state = np.tanh(
+                state @ variables["recurrent"] + variables["embedding"][token] + variables["position"][position]
+            )
+        logits = variables["embedding"] @ state
         logits[list(SPECIAL)] = -np.inf
         if logits.argmax() == VOCABULARY.end:
             break
@@ -88,9 +90,9 @@ def test_greedy_is_the_naive_loop_for_prompts_of_every_length():
     assert run(prompts, sampling=GREEDY) == [naive(prompt, 12) for prompt in prompts]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.8, top_k=6), Sampling(1.5, top_p=0.7)])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=6, top_p=0.9)])
 def test_a_rows_text_does_not_depend_on_its_batch_mates(sampling: Sampling):
-    prompts = [[2, 9, 8], [2], [2, *range(7, 24)], [2, 20, 20, 20, 20]]
+    prompts = [[2, 9, 8], [2], [2, *range(7, 21)], [2, 20, 20, 20, 20]]
     together = run(prompts, sampling=sampling)
     assert together == [run([prompt], sampling=sampling)[0] for prompt in prompts]
     assert together == run(prompts[::-1], sampling=sampling)[::-1]

@@ -157,7 +157,7 @@ def test_with_same_length_the_window_does_not_matter():
         variables, passes = variables_of(config, np.float64), []
         with jax.enable_x64(True):
             for length in (2, 6):
-                memory, hidden = None, []
+                memory, hidden = config.build().init_memory(2), []
                 for start in range(0, 12, length):
                     output = run(config, variables, window(TEXT, start, start + length), memory)
                     memory, hidden = output.memory, [*hidden, output.hidden]
@@ -171,9 +171,9 @@ def test_no_memory_is_an_empty_one():
     np.testing.assert_allclose(without.hidden, empty.hidden, atol=1e-6)
     assert without.memory.hidden.shape == empty.memory.hidden.shape == (2, 2, 3, 8)
     assert without.memory.documents.tolist() == empty.memory.documents.tolist() == [[0, 1, 1]] * 2
-    none = replace(TINY, memory_length=0)
-    assert none.build().init_memory(2) is None
-    assert run(none, variables, batch).memory is None
+    none = replace(TINY, memory_length=0).build()
+    assert none.init_memory(2) is None
+    assert jax.eval_shape(none.apply, variables, batch).memory is None
 
 
 def test_only_what_is_reused_enters_the_memory():
@@ -229,7 +229,7 @@ def test_scan_remat_and_loop_are_the_same():
     @partial(jax.jit, static_argnums=0)
     def gradients(config: TransformerXLConfig) -> Any:
         def total(variables: Any) -> Any:
-            output = config.build().apply(variables, batch, memory, key=jax.random.key(3), collect=("attention",))
+            output = config.build().apply(variables, batch, memory, collect=("attention",))
             return jnp.sin(output.hidden).sum(), (output.hidden, output.memory, output.attention)
 
         return jax.value_and_grad(total, has_aux=True)(variables)
@@ -242,8 +242,7 @@ def test_scan_remat_and_loop_are_the_same():
 
 
 def test_dropout_falls_on_the_output_too_and_follows_its_key():
-    variables, batch = variables_of(), window(TEXT, 0, 6)
-    config = replace(TINY, dropout=0.5, width=32)
+    config, batch = replace(TINY, dropout=0.5, width=32, layers=1), window(TEXT, 0, 6)
     variables = variables_of(config)
     first, again, other = (run(config, variables, batch, key=jax.random.key(k)).hidden for k in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
@@ -298,7 +297,7 @@ def test_decoding_is_the_full_pass(config: TransformerXLConfig):
 
 
 def test_initial_values():
-    config = replace(TINY, width=64, feed_forward=256, cutoffs=(10,), embedding_divisor=2)
+    config = replace(TINY, layers=1, width=64, feed_forward=256, cutoffs=(10,), embedding_divisor=2)
     init = jax.jit(partial(config.build().init, method="initialize"))
     params = nn.meta.unbox(init(jax.random.key(0), batch_of([[0]])))["params"]
     layer, vocabulary = params["stack"]["layers"], params["vocabulary"]

@@ -1,0 +1,139 @@
+"""The same training on one device and on eight, on meshes of every kind."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from ctx_jax.parallel.mesh import Mesh, check_batch
+from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.training.checkpoints import Checkpoints
+from ctx_jax.training.optimizers import Adafactor, AdamW
+from ctx_jax.training.schedules import WarmUp
+from ctx_jax.training.state import abstract_state, init_state, shardings_of, variables
+from ctx_jax.training.step import make_eval_step, make_train_step
+from tests.training.fakes import VOCABULARY, Model, Objective, assert_equal, assert_near, make_batch, prepared
+
+MODEL = Model()
+OPTIMIZER = AdamW(WarmUp(rate=1e-2, decay="constant")).build(10)
+MESHES = [Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(data=1, fsdp=8)]
+
+
+def build(config):
+    mesh = config.build()
+    assert mesh.size == 8
+    return mesh
+
+
+def run(mesh, accumulation=1, steps=3, model=MODEL, optimizer=OPTIMIZER):
+    """The state after some steps, the metrics of each, and how many programs the step was."""
+    shapes = prepared(make_batch(16))
+    state = init_state(model, optimizer, shapes, mesh, seed=0)
+    step = make_train_step(
+        model,
+        Objective(),
+        optimizer,
+        VOCABULARY,
+        shardings_of(abstract_state(model, optimizer, shapes, mesh)),
+        seed=3,
+        accumulation=accumulation,
+    )
+    metrics = []
+    for n in range(steps):
+        batch = jax.device_put(make_batch(16, n, rows=40), batch_sharding(mesh))
+        state, measured = step(state, batch)
+        metrics.append(jax.device_get(measured))
+    return state, metrics
+
+
+@pytest.fixture(scope="module")
+def single():
+    return run(Mesh().build(jax.devices()[:1]))
+
+
+@pytest.mark.parametrize("config", MESHES, ids=Mesh.describe)
+def test_eight_devices_equal_one(single, config):
+    """With rows that are padding and a memory; accumulation where it is cheap to add."""
+    state, metrics = run(build(config), accumulation=2)
+    assert_near(metrics, single[1], 2e-6)
+    assert_near(state.params, single[0].params, 2e-5)  # Adam divides small gradients by their own size
+    assert_near(state.memory, single[0].memory, 2e-6)
+
+
+def test_the_state_is_born_and_stays_split():
+    mesh = build(Mesh(data=2, fsdp=2, tensor=2))
+    shapes = prepared(make_batch(16))
+    born = init_state(MODEL, OPTIMIZER, shapes, mesh, seed=0)
+    state, _ = run(mesh, steps=2)
+
+    def parts(x):
+        """Of how many parts each array is, by its pieces in memory."""
+        return x.size // x.addressable_shards[0].data.size
+
+    for tree in (born, state):
+        moments = tree.opt_state[1]
+        for params in (tree.params, moments.mu, moments.nu):
+            layers = params["stack"]["layers"]
+            assert parts(params["embedding"]) == 4
+            assert parts(layers["up"]["kernel"]) == parts(layers["down"]["kernel"]) == 4
+            assert parts(layers["up"]["bias"]) == 2
+            assert parts(layers["norm"]["scale"]) == 1
+        assert parts(tree.memory.hidden) == parts(tree.memory.documents) == 4
+    assert jax.tree.map(lambda x: x.sharding, born) == jax.tree.map(lambda x: x.sharding, state)
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh():
+    shapes = prepared(make_batch(16))
+    one = init_state(MODEL, OPTIMIZER, shapes, Mesh().build(jax.devices()[:1]), seed=0)
+    other = init_state(MODEL, OPTIMIZER, shapes, build(MESHES[1]), seed=0)
+    assert_equal(one, other)
+
+
+def test_dropout_does_not_depend_on_the_mesh():
+    model = Model(rate=0.3)
+    _, one = run(Mesh().build(jax.devices()[:1]), steps=1, model=model)
+    _, other = run(build(MESHES[1]), steps=1, model=model)
+    assert_near(other, one, 2e-6)
+
+
+def test_adafactor_on_a_mesh():
+    optimizer = Adafactor(WarmUp(rate=1e-2, decay="constant"), factored_size=16).build(10)
+    one, _ = run(Mesh().build(jax.devices()[:1]), steps=2, optimizer=optimizer)
+    other, _ = run(build(MESHES[1]), steps=2, optimizer=optimizer)
+    assert_near(other.params, one.params, 2e-5)
+
+
+def test_a_checkpoint_is_restored_onto_another_mesh(single, tmp_path):
+    state, _ = single
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(3, state, {})
+        for config in MESHES[1:]:
+            abstract = abstract_state(MODEL, OPTIMIZER, prepared(make_batch(16)), build(config))
+            restored = checkpoints.restore(3, abstract)
+            assert_equal(restored, state)
+            assert jax.tree.map(lambda x: x.sharding, restored) == shardings_of(abstract)
+
+
+def test_evaluation_on_a_mesh(single):
+    batch = make_batch(16)
+    results = []
+    for mesh in (Mesh().build(jax.devices()[:1]), build(MESHES[1])):
+        shapes = prepared(batch)
+        state = init_state(MODEL, OPTIMIZER, shapes, mesh, seed=0)
+        step = make_eval_step(MODEL, Objective(), VOCABULARY, mesh)
+        sums, memory = step(variables(state.params, {}), state.memory, jax.device_put(batch, batch_sharding(mesh)))
+        assert memory.hidden.sharding.is_equivalent_to(batch_sharding(mesh), 4)
+        results.append(jax.device_get((sums, memory)))
+    assert_near(results[1], results[0], 2e-6)
+
+
+def test_an_axis_that_does_not_divide_the_mesh_is_named():
+    model = Model(width=12)
+    with pytest.raises(ValueError, match=r"stack/layers/up/kernel \(2, 12, 24\): its axis 'width' of 12 .* fsdp 8"):
+        abstract_state(model, OPTIMIZER, prepared(make_batch(16)), build(MESHES[2]))
+    with pytest.raises(ValueError, match="mesh data=3 fsdp=1 tensor=1 does not fit 8 devices"):
+        Mesh(data=3).build()
+    with pytest.raises(ValueError, match=r"batch_size 24 is not divisible by 16 \(data 8 x fsdp 1 x accumulation 2\)"):
+        check_batch(build(MESHES[0]), 24, 2)
+    assert np.prod(list(Mesh(fsdp=2).build().shape.values())) == 8
