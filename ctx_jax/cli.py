@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
@@ -126,10 +126,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in sys.argv:
             raise
         fail(error, 2)
-    print(json.dumps(result))
+    else:
+        print(json.dumps(result))
 
 
-def fail(message: object, code: int) -> None:
+def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
     print("error: " + " ".join(str(message).split()), file=sys.stderr)
     sys.exit(code)

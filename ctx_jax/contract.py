@@ -10,7 +10,7 @@ D model width, L layers, M memory length, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -35,7 +35,8 @@ and, where it applies,
     reversed        [B]    bool    the row is read backwards (XLNet): relative positions are negated
     relation        [B]    int32   0 = true next / right order, 1 = random / swapped (NSP, SOP)
 
-`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K].
+`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K]; permutation
+LM also `ranks` [B, T] int32: a position sees those of lower rank, and its content stream those of its own rank too.
 A short last batch is padded with rows whose `documents` are 0, so that shapes are static.
 """
 
@@ -118,15 +119,28 @@ class TokenStore(Protocol):
     """Tokens on disk (`data/store.py`), seen as one stream. Document d is tokens[offsets[d]:offsets[d + 1]]: its begin
     token, its text, its end token (left out where begin and end are one id)."""
 
-    vocabulary: Vocabulary
-    tokens: np.ndarray
-    """[N] uint16 or uint32, memory-mapped."""
-    flags: np.ndarray
-    """[N] uint8: bit 0 = a word begins here, bit 1 = a sentence begins here; 0 on special tokens."""
-    offsets: np.ndarray
-    """[documents + 1] int64."""
-    document_bytes: np.ndarray
-    """[documents] int64: UTF-8 bytes of each document's text, for bits per byte under any tokenizer."""
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[N] uint16 or uint32, memory-mapped."""
+        ...
+
+    @property
+    def flags(self) -> np.ndarray:
+        """[N] uint8: bit 0 = a word begins here, bit 1 = a sentence begins here; 0 on special tokens."""
+        ...
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """[documents + 1] int64."""
+        ...
+
+    @property
+    def document_bytes(self) -> np.ndarray:
+        """[documents] int64: UTF-8 bytes of each document's text, for bits per byte under any tokenizer."""
+        ...
 
 
 @runtime_checkable
@@ -193,6 +207,10 @@ class Objective(Protocol):
     @property
     def copies(self) -> int | None:
         """Different corruptions of an example before they repeat; None = a fresh one at each visit."""
+        ...
+
+    def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
+        """One line for each thing in which the model's config or the reader does not serve this objective."""
         ...
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:

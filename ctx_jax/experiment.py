@@ -113,9 +113,7 @@ def problems(experiment: Experiment) -> Iterator[str]:
             f"data.batch_size {data.batch_size} does not divide into training.accumulation "
             f"{experiment.training.accumulation} micro-batches: choose a multiple"
         )
-    requirements = getattr(objective, "requirements", None)
-    if requirements is not None:
-        yield from requirements(model, data.reader)
+    yield from objective.requirements(model, data.reader)
 
 
 def options(experiment: Any) -> list[str]:
@@ -130,7 +128,7 @@ def fingerprint(experiment: Experiment) -> str:
 
 
 def differences(a: Experiment, b: Experiment) -> list[str]:
-    """"field: value in a -> value in b" for every field that belongs to the identity and differs."""
+    """ "field: value in a -> value in b" for every field that belongs to the identity and differs."""
     left, right = dict(leaves(a)), dict(leaves(b))
     return [
         f"{name}: {left.get(name, 'absent')} -> {right.get(name, 'absent')}"
@@ -190,10 +188,7 @@ def folders() -> list[Path]:
 
 
 def _module(file: str, name: str) -> Any:
-    if file.endswith(".py"):
-        candidates = [Path(file)]
-    else:
-        candidates = [folder / f"{file}.py" for folder in folders()]
+    candidates = [Path(file)] if file.endswith(".py") else [folder / f"{file}.py" for folder in folders()]
     for path in candidates:
         if path.is_file():
             specification = importlib.util.spec_from_file_location(f"experiments.{path.stem}", path)

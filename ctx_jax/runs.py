@@ -88,8 +88,8 @@ def claim(folder: Path, experiment: Experiment) -> None:
         changed = differences(load(file), experiment)
         if changed:
             raise ValueError(
-                f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, or begin "
-                f"a new one from it with --continue {folder} or --from {folder}"
+                f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, "
+                f"or begin a new one from it with --continue {folder} or --from {folder}"
             )
     elif folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: choose another --run")
@@ -164,7 +164,9 @@ def evaluate(
     Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split".
     """
     if split not in get_args(Split):
-        raise ValueError(f"unknown split {split!r}{nearest(split, list(get_args(Split)))}; choose train, validation, test")
+        raise ValueError(
+            f"unknown split {split!r}{nearest(split, list(get_args(Split)))}; choose train, validation, test"
+        )
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
     trained = open_run(path, split, **settings)  # pyright: ignore[reportArgumentType]
     experiment, mesh = trained.experiment, trained.mesh
@@ -197,7 +199,7 @@ def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
 
 
 def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Continues the prompts with a run's newest checkpoint. Returns {"run", "step", "texts": [prompt + continuation]}."""
+    """Continues the prompts with a run's newest checkpoint. Returns {"run", "step", "texts"}, prompts included."""
     trained = open_run(path)
     vocabulary = trained.store.vocabulary
     ids = [[vocabulary.begin, *trained.tokenizer.encode(prompt).ids.tolist()] for prompt in prompts]
@@ -205,7 +207,6 @@ def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampli
         trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed
     )
     texts = [
-        trained.tokenizer.decode(prompt + continuation)
-        for prompt, continuation in zip(ids, continuations, strict=True)
+        trained.tokenizer.decode(prompt + continuation) for prompt, continuation in zip(ids, continuations, strict=True)
     ]
     return {"run": str(path), "step": trained.step, "texts": texts}

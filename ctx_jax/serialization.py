@@ -85,9 +85,7 @@ def typed(value: Any, hint: Any, where: str) -> Any:
         if origin is typing.Literal:
             if value in typing.get_args(option):
                 return value
-        elif origin is Any or (isinstance(origin, type) and isinstance(value, origin) and not _is_bool_as_int(value, origin)):
-            return value
-        elif not isinstance(origin, type):  # a protocol or a type variable: no run-time check
+        elif not isinstance(origin, type) or (isinstance(value, origin) and not _is_bool_as_int(value, origin)):
             return value
     if Path in options and isinstance(value, str):
         return Path(value)
@@ -108,7 +106,7 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted field, value) for every field that is not itself a dataclass, in order; the types of dataclass fields too."""
+    """(dotted field, value) of every field; one that is a dataclass gives its type, then its own fields."""
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
         if dataclasses.is_dataclass(item) and not isinstance(item, type):

@@ -53,9 +53,7 @@ def base() -> Experiment:
     """
     return Experiment(
         name="bert-base-128",
-        data=Data(
-            reader=Pairs(128), corpus=TextFiles(Path("text")), tokenizer=SentencePiece(30_522), batch_size=256
-        ),
+        data=Data(reader=Pairs(128), corpus=TextFiles(Path("text")), tokenizer=SentencePiece(30_522), batch_size=256),
         model=BertConfig(dtype="bfloat16"),
         objective=Masked(max_predictions=20, relation=1.0),
         optimizer=BertAdam(schedule=WarmUp(rate=1e-4, warmup=10_000, steps=1_000_000)),

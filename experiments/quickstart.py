@@ -1,4 +1,4 @@
-"""Pretrains four language models on the State of the Union speeches, one after the other: about five minutes on two cores.
+"""Pretrains four language models on the State of the Union speeches, in about five minutes on two cores.
 
 Causal (GPT-2), segment-recurrent (Transformer-XL), masked with next-sentence prediction (BERT) and permutation LM
 (XLNet), each the tiny() of its experiment file, read the same number of training tokens. They are scored on held-out
@@ -36,7 +36,12 @@ from ctx_jax.training.step import prepare
 FOLDER = Path("runs/quickstart")
 SOURCE = {"loss": "nll"}
 """Reported losses are of the predicted tokens alone, without the next-sentence term, to compare with the unigram's."""
-OBJECTIVES = {"causal": "gpt:tiny", "segment": "transformer_xl:tiny", "masked": "bert:tiny", "permutation": "xlnet:tiny"}
+OBJECTIVES = {
+    "causal": "gpt:tiny",
+    "segment": "transformer_xl:tiny",
+    "masked": "bert:tiny",
+    "permutation": "xlnet:tiny",
+}
 
 
 def main() -> None:
@@ -126,8 +131,9 @@ def rounded(value: Any) -> Any:
 def table(results: dict[str, dict[str, Any]], tokens: int) -> Table:
     """One row for each objective: its score on the held-out speeches beside its baselines'."""
     rows = Table(title=f"Held-out speeches after {tokens:,} training tokens each")
-    for name in ("objective", "predictions", "loss (nats)", "accuracy", "bits per byte", "unigram", "bigram"):
-        rows.add_column(name, justify="left" if name == "objective" else "right")
+    rows.add_column("objective")
+    for name in ("predictions", "loss (nats)", "accuracy", "bits per byte", "unigram", "bigram"):
+        rows.add_column(name, justify="right")
     for objective, result in results.items():
         causal = "bits_per_byte" in result
         rows.add_row(

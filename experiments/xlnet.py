@@ -51,7 +51,7 @@ def tiny() -> Experiment:
 def base() -> Experiment:
     """XLNet base, trained as the large model on Wikipedia and BooksCorpus alone (section 3.4: as BERT base).
 
-    Windows of 512 of which 256 are reused, memory 384, 85 targets, spans of 1 to 5 in a context of 6 times their length.
+    Windows of 512 of which 256 are reused, memory 384, 85 targets, spans of 1 to 5 in a context of 6 times that.
     Published: RACE 66.05, SQuAD 2.0 F1 81.33, MNLI 85.84 (table 6).
 
     python -m ctx_jax train xlnet:base --text FOLDER

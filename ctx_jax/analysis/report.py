@@ -88,16 +88,16 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 def read(folder: Path, name: str) -> Run:
     """What the run folder holds. Raises FileNotFoundError without metrics, ValueError if they cannot be read."""
-    path, experiment = folder / FILE, folder / "experiment.json"
-    if not path.is_file():
+    if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} has no {FILE}: give the folder of a run that has trained")
     metrics: dict[str, list[dict[str, Any]]] = {"train": [], "evaluation": []}
     try:
         for record in read_metrics(folder):
             metrics[record["kind"]].append(record)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, it must hold one record of a known kind per line: {error}") from None
-    return Run(name, json.loads(experiment.read_text(encoding="utf-8")) if experiment.is_file() else {}, metrics)
+        experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is damaged, its {FILE} or experiment.json cannot be read: {error!r}") from None
+    return Run(name, experiment, metrics)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,8 @@ def generate(
         raise ValueError(f"{type(model).__name__} cannot generate: it has no `decode`, choose a run of a causal model")
     if length < 1:
         raise ValueError(f"length {length}: generate at least 1 token")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed {seed}: choose a number from 0 to {2**32 - 1}")
     if not prompts:
         return []
     for row, prompt in enumerate(prompts):
@@ -134,7 +136,7 @@ def generate(
         np.pad(repeats, (0, rows - len(prompts))),
         np.arange(rows) >= len(prompts),
         length,
-        seed,
+        np.uint32(seed),
         sampling=sampling,
         steps=steps,
     )

@@ -6,13 +6,14 @@ batch is predicted. Axes: B batch, T positions, K predicted positions, D model w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ctx_jax.contract import Batch, ModelOutput, TokenScores, Variables
+from ctx_jax.contract import Batch, ModelOutput, Reader, TokenScores, Variables
 
 CORRUPTION = 0x6D61736B
 """Parts the keys of corruption from other keys folded from the same seed (dropout's, by step)."""
@@ -40,6 +41,20 @@ def validate(spans: tuple[float, ...], copies: int | None) -> None:
         raise ValueError(f"spans {spans} are no frequencies: give one of 0 or more for each length 1, 2, ...")
     if copies is not None and copies < 1:
         raise ValueError(f"copies {copies} leaves no corruption: choose 1 or more, or None for a fresh one each time")
+
+
+def memory_requirements(model: Any, reader: Reader) -> Iterator[str]:
+    """What a model's memory needs of the reader: lanes, whose next window starts where the memory ends."""
+    if not getattr(model, "memory_length", 0):
+        return
+    step, kept = getattr(reader, "step", None), model.reuse_length or reader.length
+    if step is None:
+        yield f"memory_length {model.memory_length} needs rows that go on from batch to batch: choose the reader Lanes"
+    elif step != kept:
+        yield (
+            f"the reader's stride {step} is not the model's reuse_length {kept}: the memory would end elsewhere than the "
+            f"next window starts, choose model.reuse_length {step}"
+        )
 
 
 def require(batch: Batch, name: str, objective: Any, remedy: str) -> jax.Array:
@@ -91,8 +106,15 @@ def predict(
     model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None
 ) -> tuple[ModelOutput, TokenScores]:
     """Runs the model on a prepared batch and scores its targets, wherever the model has put what predicts them: in a
-    query stream, at `target_positions`, or everywhere. Only those places reach the projection to the vocabulary."""
+    query stream, at `target_positions`, or everywhere. Only those places reach the projection to the vocabulary.
+
+    Raises ValueError for a permuted batch and a model without a query stream, whose hidden states know their own token.
+    """
     output = model.apply(variables, batch, memory, key=key)
+    if "ranks" in batch and output.query is None:
+        raise ValueError(
+            f"permutation needs a model of two streams, {type(model).__name__} has one: choose XLNetConfig"
+        )
     if output.query is not None:
         hidden = output.query
     elif "target_positions" in batch:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, LossOutput, TokenCounts, Variables, Vocabulary
+from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.objectives import predict, require, token_metrics
 
 
@@ -27,6 +28,11 @@ class Causal:
     @property
     def in_loader(self) -> bool:
         return False
+
+    def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
+        """A reader of streams."""
+        if not hasattr(reader, "join_documents") or getattr(reader, "pairs", False):
+            yield f"objective {type(self).__name__} needs a reader of streams: choose Blocks, or Lanes without pairs"
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Adds `targets` [B, T] and `target_weights` [B, T]. Raises ValueError without `next_tokens`."""

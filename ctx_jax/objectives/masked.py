@@ -11,6 +11,7 @@ over a special token, and one that would overshoot the count is shortened to the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ctx_jax.contract import Batch, LossOutput, TokenCounts, Variables, Vocabulary
+from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.objectives import (
     LAST,
     place_targets,
@@ -84,6 +85,13 @@ class Masked:
         """
         counts = [min(self.max_predictions, max(1, round(self.rate * n))) for n in range(1, length + 1)]
         return np.array([0, *counts], np.int32)
+
+    def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
+        """For the relation of two segments: a reader that draws them, and a head of two classes."""
+        if self.relation and not hasattr(reader, "relation"):
+            yield f"objective.relation {self.relation} needs pairs of segments: choose the reader Pairs, or relation 0"
+        if self.relation and getattr(model, "classes", None) != 2:
+            yield f"objective.relation {self.relation} needs model.classes 2, not {getattr(model, 'classes', None)}"
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Corrupts `tokens` and adds `target_positions`, `targets`, `target_weights`, each [B, K] with the K of a full

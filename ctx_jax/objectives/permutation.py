@@ -12,14 +12,16 @@ see the context of later blocks in that half, here of no later block (the same f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, LossOutput, TokenCounts, Variables, Vocabulary
+from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.objectives import (
+    memory_requirements,
     place_targets,
     predict,
     row_keys,
@@ -62,6 +64,18 @@ class Permutation:
     @property
     def in_loader(self) -> bool:
         return True
+
+    def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
+        """Blocks that divide the window and what the memory keeps of it. (That the model has a query stream shows in use.)"""
+        if reader.length % self.perm_size:
+            yield f"objective.perm_size {self.perm_size} does not divide the reader's length {reader.length}"
+        yield from memory_requirements(model, reader)
+        kept = getattr(model, "reuse_length", None) or reader.length
+        if getattr(model, "memory_length", 0) and kept % self.perm_size:
+            yield (
+                f"objective.perm_size {self.perm_size} does not divide model.reuse_length {kept}: the memory would know "
+                f"targets of the next window, choose a divisor"
+            )
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Adds `target_positions`, `targets`, `target_weights`, each [B, num_predict], and `ranks` [B, T] int32.

@@ -102,7 +102,7 @@ def test_the_seed_gives_the_text_and_equal_prompts_give_different_ones():
     prompts = [[2, 9]] * 3
     first = run(prompts)
     assert first == run(prompts)
-    assert first != run(prompts, seed=1)
+    assert first != run(prompts, seed=1) != run(prompts, seed=2**32 - 1)
     assert len({tuple(row) for row in first}) == 3
     assert first[:1] == run(prompts[:1])
 
@@ -178,6 +178,7 @@ def test_a_text_fills_the_models_positions_and_not_more():
     [
         ({"model": object()}, "object cannot generate: it has no `decode`"),
         ({"length": 0}, "length 0: generate at least 1 token"),
+        ({"seed": 2**32}, "seed 4294967296: choose a number from 0 to 4294967295"),
         ({"prompts": [[2], []]}, "prompt 1 is empty: give at least the begin token, 2"),
         ({"prompts": [[2, 24]]}, "prompt 0 has a token outside the vocabulary of 24"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -160,19 +161,36 @@ def loss(config: BertConfig, variables: Any, key: jax.Array | None) -> jax.Array
     return total + jnp.square(model.apply(variables, output.pooled, method="classify")).sum()
 
 
-def test_scan_and_remat_change_nothing():
-    variables, key = variables_of(), random_key(7)
-    run = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
-    value, gradient = run(TINY, variables, key)
-    other_value, other_gradient = run(replace(TINY, scan=False, remat=True), variables, key)
-    np.testing.assert_allclose(value, other_value, rtol=1e-6)
-    flat, other_flat = flattened(gradient), flattened(other_gradient)
-    np.testing.assert_allclose(flat, other_flat, atol=1e-6 * jnp.abs(flat).max())
-    assert abs(value - loss(QUIET, variables, key)) > 1e-3  # dropout was on
+@partial(jax.jit, static_argnums=0)
+def value_and_gradient(config: BertConfig, variables: Any) -> tuple[jax.Array, jax.Array]:
+    """The loss with dropout, and its gradient by all parameters in one vector."""
+    value, gradient = jax.value_and_grad(lambda v: loss(config, v, random_key(7)))(variables)
+    return value, jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(gradient)])
 
 
-def flattened(tree: Any) -> jax.Array:
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])
+@pytest.fixture(scope="module")
+def small() -> Any:
+    return jax.tree.map(lambda x: 0.3 * x, variables_of())
+
+
+@pytest.fixture(scope="module")
+def reference(small: Any) -> tuple[jax.Array, jax.Array]:
+    return value_and_gradient(TINY, small)
+
+
+def test_loop_and_remat_change_nothing(small: Any, reference: Any):
+    value, gradient = value_and_gradient(replace(TINY, scan=False, remat=True), small)
+    np.testing.assert_allclose(value, reference[0], rtol=1e-6)
+    np.testing.assert_allclose(gradient, reference[1], atol=1e-6 * jnp.abs(reference[1]).max())
+
+
+def test_bfloat16_is_close_to_float32(small: Any, reference: Any):
+    value, gradient = value_and_gradient(replace(TINY, dtype="bfloat16"), small)
+    assert value.dtype == gradient.dtype == jnp.float32
+    np.testing.assert_allclose(value, reference[0], rtol=0.01)
+    assert jnp.linalg.norm(gradient - reference[1]) < 0.03 * jnp.linalg.norm(reference[1])
+    hidden = jax.eval_shape(replace(TINY, dtype="bfloat16").build().apply, small, BATCH).hidden
+    assert hidden.dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("rate", ["dropout", "attention_dropout"])
@@ -183,19 +201,6 @@ def test_dropout_only_with_a_key(rate: str):
     np.testing.assert_allclose(plain, QUIET.build().apply(variables, BATCH, key=random_key(0)).hidden, atol=1e-5)
     assert jnp.abs(first - plain).max() > 0.01 and jnp.abs(first - second).max() > 0.01
     np.testing.assert_array_equal(run(random_key(0)), first)
-
-
-def test_bfloat16_is_close_to_float32():
-    variables = jax.tree.map(lambda x: 0.1 * x, variables_of())
-    run = jax.jit(jax.value_and_grad(loss, argnums=1), static_argnums=0)
-    value, gradient = run(replace(TINY, dtype="bfloat16"), variables, None)
-    expected, expected_gradient = run(TINY, variables, None)
-    np.testing.assert_allclose(value, expected, rtol=0.01)
-    flat, expected_flat = flattened(gradient), flattened(expected_gradient)
-    assert value.dtype == flat.dtype == jnp.float32
-    assert jnp.linalg.norm(flat - expected_flat) < 0.03 * jnp.linalg.norm(expected_flat)
-    hidden = jax.eval_shape(replace(TINY, dtype="bfloat16").build().apply, variables, BATCH).hidden
-    assert hidden.dtype == jnp.bfloat16
 
 
 def test_initial_values():

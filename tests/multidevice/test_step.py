@@ -16,7 +16,7 @@ from ctx_jax.training.step import make_eval_step, make_train_step
 from tests.training.fakes import VOCABULARY, Model, Objective, assert_equal, assert_near, make_batch, prepared
 
 MODEL = Model()
-OPTIMIZER = AdamW(WarmUp(rate=1e-2, decay="constant")).build(10)
+OPTIMIZER = AdamW(WarmUp(rate=0.1, decay="constant"), epsilon=0.1).build(10)  # a small epsilon amplifies rounding
 MESHES = [Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(data=1, fsdp=8)]
 
 
@@ -57,8 +57,9 @@ def test_eight_devices_equal_one(single, config):
     """With rows that are padding and a memory; accumulation where it is cheap to add."""
     state, metrics = run(build(config), accumulation=2)
     assert_near(metrics, single[1], 2e-6)
-    assert_near(state.params, single[0].params, 2e-5)  # Adam divides small gradients by their own size
-    assert_near(state.memory, single[0].memory, 2e-6)
+    assert_near(
+        (state.params, state.opt_state, state.memory), (single[0].params, single[0].opt_state, single[0].memory), 4e-6
+    )
 
 
 def test_the_state_is_born_and_stays_split():
@@ -130,7 +131,7 @@ def test_evaluation_on_a_mesh(single):
 
 def test_an_axis_that_does_not_divide_the_mesh_is_named():
     model = Model(width=12)
-    with pytest.raises(ValueError, match=r"stack/layers/up/kernel \(2, 12, 24\): its axis 'width' of 12 .* fsdp 8"):
+    with pytest.raises(ValueError, match=r"stack/layers/down/kernel \(2, 24, 12\): its axis 'width' of 12 .* fsdp 8"):
         abstract_state(model, OPTIMIZER, prepared(make_batch(16)), build(MESHES[2]))
     with pytest.raises(ValueError, match="mesh data=3 fsdp=1 tensor=1 does not fit 8 devices"):
         Mesh(data=3).build()

@@ -99,7 +99,7 @@ def test_matching_parameters_are_taken_and_the_rest_is_listed(tmp_path):
         head = {"embedding": np.zeros((4, 3)), "layers": {"kernel": np.ones((2, 2))}, "head": {"bias": np.ones(2)}}
         params = jax.device_put(jax.tree.map(np.float32, head), replicated(MESH))
         found, rest = checkpoints.restore_matching(1, params)
-        assert rest == ["layers/kernel", "head/bias"]
+        assert rest == ["head/bias", "layers/kernel"]
         assert_equal(found, {**params, "embedding": PARAMS["embedding"]})
         assert checkpoints.restore_matching(1, {"head": params["head"]}) == ({"head": params["head"]}, ["head/bias"])
 
