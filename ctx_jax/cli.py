@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -254,11 +255,13 @@ def flags(kind: type, default: Any) -> list[str]:
 
 
 def one_line(box: str) -> str:
-    """The message inside tyro's box: what stands before its first rule."""
-    lines = [re.sub(r"[│╭╮╰╯]", " ", line).strip() for line in box.splitlines()]
-    message = []
-    for line in lines[1:]:
-        if line and not line.strip("─ "):
-            break
-        message.append(line)
-    return " ".join(message).strip() or "the command line cannot be read; see --help"
+    """The message inside tyro's box, with or without frame: what stands under its title, up to the next rule."""
+    lines = [line.strip(" │|") for line in box.splitlines() if line.strip()]
+    below_title = itertools.dropwhile(is_rule, lines[1:])
+    message = " ".join(itertools.takewhile(lambda line: not is_rule(line), below_title))
+    message = re.sub(r"^Error parsing (experiment(: |\.))?", "", message)
+    return message or "the command line cannot be read; see --help"
+
+
+def is_rule(line: str) -> bool:
+    return not line.strip("─-╰╯")

@@ -35,8 +35,8 @@ and, where it applies,
     reversed        [B]    bool    the row is read backwards (XLNet): relative positions are negated
     relation        [B]    int32   0 = true next / right order, 1 = random / swapped (NSP, SOP)
 
-`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K]; permutation
-LM also `ranks` [B, T] int32: a position sees those of lower rank, and its content stream those of its own rank too.
+`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K];
+permutation LM also `ranks` [B, T] int32: a position sees lower ranks, and its content stream its own rank too.
 A short last batch is padded with rows whose `documents` are 0, so that shapes are static.
 """
 

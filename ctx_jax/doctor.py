@@ -42,6 +42,13 @@ PACKAGES = (
 
 
 def diagnose(experiment: Experiment | None = None) -> dict[str, Any]:
+    """Shows the `findings` on stderr and returns them."""
+    result = findings(experiment)
+    show(result, Console(stderr=True))
+    return result
+
+
+def findings(experiment: Experiment | None = None) -> dict[str, Any]:
     """{"devices", "versions", "attention"} and, for an experiment, "experiment": `needs` of it; plain values."""
     result = {"devices": devices(), "versions": versions(), "attention": attention_path()}
     return result if experiment is None else {**result, "experiment": needs(experiment)}
@@ -126,7 +133,9 @@ def needs(experiment: Experiment) -> dict[str, Any]:
         "parameters": sum(tensor["parameters"] for tensor in tensors),
         "tensors": tensors,
         "bytes_per_device": {**parts, "total": sum(parts.values())},
-        "train_flops_per_token": train_flops_per_token(experiment.model, experiment.data.reader.length),
+        "train_flops_per_token": train_flops_per_token(
+            experiment.model, batch["tokens"].shape[1], batch["targets"].shape[1]
+        ),
     }
 
 
@@ -153,39 +162,33 @@ def bytes_per_device(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def show(diagnosis: dict[str, Any], console: Console) -> None:
-    """Prints a diagnosis for people."""
+def show(found: dict[str, Any], console: Console) -> None:
+    """Prints findings for people."""
     here = Table(title="What will run here", title_justify="left", show_header=False)
-    for device in diagnosis["devices"]:
+    for device in found["devices"]:
         memory = f", {size(device['memory_bytes'])} each" if device["memory_bytes"] else ""
         here.add_row("devices", f"{device['count']} x {device['kind']} ({device['platform']}){memory}")
-    here.add_row("attention", "{path}: {why}".format(**diagnosis["attention"]))
-    for package, version in diagnosis["versions"].items():
+    here.add_row("attention", "{path}: {why}".format(**found["attention"]))
+    for package, version in found["versions"].items():
         here.add_row(package, version or "[red]not installed")
     console.print(here)
-    if "experiment" in diagnosis:
-        show_needs(diagnosis["experiment"], console)
+    if "experiment" in found:
+        show_needs(found["experiment"], console)
 
 
 def show_needs(needs: dict[str, Any], console: Console) -> None:
     mesh = ", ".join(f"{axis} {count}" for axis, count in needs["mesh"].items())
     table = Table(title=f"Parameters of {needs['name']} on a mesh of {mesh}", title_justify="left", show_footer=True)
-    table.add_column("tensor", "total")
-    table.add_column("shape", justify="right")
-    table.add_column("axes, and what divides them")
-    table.add_column("parameters", f"{needs['parameters']:,}", justify="right")
-    table.add_column("per device", size(needs["bytes_per_device"]["parameters"]), justify="right")
+    table.add_column("tensor", "total", overflow="fold")
+    table.add_column("shape, and the mesh axes that divide it", min_width=25)
+    table.add_column("parameters", f"{needs['parameters']:,}", justify="right", no_wrap=True)
+    table.add_column("per device", size(needs["bytes_per_device"]["parameters"]), justify="right", no_wrap=True)
     for tensor in needs["tensors"]:
-        axes = [
-            axis + "".join(f"/{name}" for name in by) for axis, by in zip(tensor["axes"], tensor["split"], strict=True)
+        shape = [
+            f"{length} {axis}" + "".join(f"/{name}" for name in dividing)
+            for length, axis, dividing in zip(tensor["shape"], tensor["axes"], tensor["split"], strict=True)
         ]
-        table.add_row(
-            tensor["name"],
-            " x ".join(map(str, tensor["shape"])),
-            ", ".join(axes),
-            f"{tensor['parameters']:,}",
-            size(tensor["bytes_per_device"]),
-        )
+        table.add_row(tensor["name"], ", ".join(shape), f"{tensor['parameters']:,}", size(tensor["bytes_per_device"]))
     console.print(table)
     totals = Table(title="What a training step needs", title_justify="left", show_header=False)
     for part, count in needs["bytes_per_device"].items():

@@ -80,6 +80,8 @@ def find_type(tag: Any, where: str) -> type:
 def typed(value: Any, hint: Any, where: str) -> Any:
     """`value` as the annotation `hint` wants it: strings become paths and ints floats where only those fit."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if Any in options:
+        return value
     for option in options:
         origin = typing.get_origin(option) or option
         if origin is typing.Literal:

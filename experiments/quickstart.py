@@ -34,7 +34,7 @@ from ctx_jax.experiment import Experiment, find
 from ctx_jax.training.step import prepare
 
 FOLDER = Path("runs/quickstart")
-SOURCE = {"loss": "nll"}
+SOURCE: dict[str, str] = {"loss": "nll"}
 """Reported losses are of the predicted tokens alone, without the next-sentence term, to compare with the unigram's."""
 OBJECTIVES = {
     "causal": "gpt:tiny",

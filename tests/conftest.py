@@ -1,7 +1,48 @@
-"""What every test shares: CPU devices, and a compilation that is never silently wide in rank."""
+"""What every test shares: CPU devices, one compilation of equal programs, and a small text."""
 
 from __future__ import annotations
 
 import os
+import random
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+WORDS = (
+    "the of to and in a that for be is our we by it this have as with which will on are not their from has an been "
+    "congress government state union people country year peace war nation public law citizens power duty treasury"
+).split()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Programs that come again (a resumed run's, another run's of the same experiment) are compiled once."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture(scope="session")
+def speeches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 40 documents of about 60 sentences each, in words that sometimes follow each other."""
+    folder = tmp_path_factory.mktemp("speeches")
+    chance = random.Random(0)
+    for number in range(40):
+        sentences = []
+        for _ in range(60):
+            first = chance.randrange(len(WORDS))
+            words = [
+                WORDS[(first + step * chance.choice((1, 1, 5))) % len(WORDS)] for step in range(chance.randint(4, 12))
+            ]
+            sentences.append(" ".join(words).capitalize() + ".")
+        (folder / f"{number:02}.txt").write_text(" ".join(sentences) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of tokenizers and token stores for all runs."""
+    return tmp_path_factory.mktemp("data")

@@ -69,7 +69,7 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     loss                    what training minimises: the sum of the terms' means
     tokens or targets       how many predictions there were (of every token: causal; of chosen ones: other objectives)
     nll, standard_error     nats per prediction; the error of this mean takes the predictions as independent
-    perplexity              exp(nll); causal objectives only
+    perplexity              exp(nll), if that is a finite number; causal objectives only
     bits_per_byte           sum of the nll / ln 2 / UTF-8 bytes of the text; causal objectives only, and only if every
                             token was predicted once that can be: all but the first of each document, or but the first
                             of the stream where the reader joins documents
@@ -90,10 +90,10 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
         "nll": nll,
         "standard_error": math.sqrt(variance / count),
     }
-    if causal:
-        result["perplexity"] = math.exp(nll) if nll < 700 else math.inf
-        if round(count) == predictable(reader, store):
-            result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())
+    if causal and nll < 700:
+        result["perplexity"] = math.exp(nll)
+    if causal and round(count) == predictable(reader, store):
+        result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())
     return {**result, **means}
 
 

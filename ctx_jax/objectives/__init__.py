@@ -52,8 +52,8 @@ def memory_requirements(model: Any, reader: Reader) -> Iterator[str]:
         yield f"memory_length {model.memory_length} needs rows that go on from batch to batch: choose the reader Lanes"
     elif step != kept:
         yield (
-            f"the reader's stride {step} is not the model's reuse_length {kept}: the memory would end elsewhere than the "
-            f"next window starts, choose model.reuse_length {step}"
+            f"the reader's stride {step} is not the model's reuse_length {kept}: the memory would end "
+            f"elsewhere than the next window starts, choose model.reuse_length {step}"
         )
 
 

@@ -66,15 +66,15 @@ class Permutation:
         return True
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
-        """Blocks that divide the window and what the memory keeps of it. (That the model has a query stream shows in use.)"""
+        """Blocks that divide the window and what the memory keeps of it."""
         if reader.length % self.perm_size:
             yield f"objective.perm_size {self.perm_size} does not divide the reader's length {reader.length}"
         yield from memory_requirements(model, reader)
         kept = getattr(model, "reuse_length", None) or reader.length
         if getattr(model, "memory_length", 0) and kept % self.perm_size:
             yield (
-                f"objective.perm_size {self.perm_size} does not divide model.reuse_length {kept}: the memory would know "
-                f"targets of the next window, choose a divisor"
+                f"objective.perm_size {self.perm_size} does not divide model.reuse_length {kept}: the memory would "
+                f"know targets of the next window, choose a divisor"
             )
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:

@@ -81,6 +81,7 @@ def train(
     training: Training,
     run: Path,
     experiment: dict[str, Any],
+    evaluation_batch_size: int | None = None,
     continue_from: Path | None = None,
     start_from: Path | None = None,
 ) -> dict[str, Any]:
@@ -90,6 +91,7 @@ def train(
         model: an unbound module.
         run: the run's folder.
         experiment: the resolved experiment as JSON, kept in each checkpoint.
+        evaluation_batch_size: rows of a batch of the evaluation text; None = `batch_size`.
         continue_from: a run or checkpoint whose parameters, optimizer and step a new run takes over; its reader starts
             anew and its memory empty (BERT's second phase).
         start_from: a run or checkpoint of which a new run takes the parameters that match in name and shape.
@@ -100,6 +102,8 @@ def train(
     """
     steps, vocabulary, built = training.steps, text.store.vocabulary, optimizer.build(training.steps)
     check_batch(mesh, batch_size, training.accumulation)
+    evaluation_rows = evaluation_batch_size or batch_size
+    check_batch(mesh, evaluation_rows)
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
     abstract = abstract_state(model, built, shapes, mesh)
     run.mkdir(parents=True, exist_ok=True)
@@ -145,7 +149,7 @@ def train(
             seed=training.seed,
             accumulation=training.accumulation,
         )
-        evaluator = Evaluator(model, objective, mesh, evaluation_text, batch_size, training.evaluate_batches)
+        evaluator = Evaluator(model, objective, mesh, evaluation_text, evaluation_rows, training.evaluate_batches)
         metrics = stack.enter_context(Metrics(run, done))
         meter = Meter(metrics, display, steps, training.log_every, checkpoints.latest)
         stop = stack.enter_context(stop_on_interrupt())

@@ -230,7 +230,6 @@ def test_dropout_only_with_a_key(rate: str):
     variables, model = variables_of(), replace(QUIET, **{rate: 0.5}).build()
     run = jax.jit(lambda key: model.apply(variables, BATCH, key=key).hidden)
     plain, first, second = run(None), run(random_key(0)), run(random_key(1))
-    np.testing.assert_allclose(plain, QUIET.build().apply(variables, BATCH, key=random_key(0)).hidden, atol=1e-5)
     assert jnp.abs(first - plain).max() > 0.01 and jnp.abs(first - second).max() > 0.01
 
 
@@ -252,7 +251,7 @@ def test_bfloat16_is_the_dtype_of_the_cache_but_not_of_the_logits():
     model = replace(TINY, dtype="bfloat16").build()
     hidden = jax.eval_shape(model.apply, variables_of(), BATCH).hidden
     cache = jax.eval_shape(lambda: model.apply(variables_of(), BATCH, 7, method="start"))
-    tokens = jax.ShapeDtypeStruct((2, 1), int)
+    tokens = jax.ShapeDtypeStruct((2, 1), jnp.int32)
     logits, grown = jax.eval_shape(partial(model.apply, method="decode"), variables_of(), tokens, cache)
     assert (hidden.dtype, cache.keys.dtype, logits.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
     assert jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), cache, grown) == Cache(*[True] * 4)

@@ -1,0 +1,134 @@
+"""What a user types, and what comes back: one JSON line, or one line that says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ctx_jax.cli import main
+
+SMALL = (
+    "--model.layers 1 --model.width 16 --model.heads 2 --model.feed-forward 32 --data.reader.length 32 "
+    "--data.batch-size 4 --data.tokenizer.vocabulary-size 340 --training.steps 2"
+).split()
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of one command."""
+    code = 0
+    try:
+        main(arguments)
+    except SystemExit as exit:
+        code = exit.code if isinstance(exit.code, int) else 1
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("train gpt:tiny --training.step 3", "unknown option --training.step; did you mean '--training.steps'?"),
+        ("train gpt:tiny --trainig.seed=3", "unknown option --trainig.seed=3; did you mean '--training.seed'?"),
+        ("train gpt:tiny --training.steps many", "--training.steps: invalid literal for int"),
+        ("train gpt:tinny", "unknown experiment 'gpt:tinny'; did you mean 'tiny'?; there are: gpt:tiny, gpt:gpt"),
+        ("train gtp:tiny", "unknown experiment 'gtp:tiny'; did you mean 'gpt'?; there are: bert, gpt"),
+        ("train gpt", "experiment 'gpt' names no function; there are: gpt:tiny"),
+        ("train no/such.py:tiny", "unknown experiment 'no/such.py:tiny': there is no file no/such.py"),
+        ("train missing.json", "missing.json: not a readable experiment file"),
+        ("train", "train needs EXPERIMENT"),
+        ("trian gpt:tiny", "unknown command 'trian'; did you mean 'train'?"),
+        (
+            "train gpt:tiny --data.tokenizer.vocabulary-size 4096",
+            "data.tokenizer.vocabulary_size 4096 is larger than model.vocabulary_size 2048",
+        ),
+        ("train gpt:tiny --data.reader.length 512", "data.reader.length 512 is longer than the model's 256 positions"),
+        ("train gpt:tiny --model.heads 3", "model: heads 3 does not divide width 128"),
+        ("train gpt:tiny --mesh.data 3", "mesh data=3 fsdp=1 tensor=1 does not fit 1 devices"),
+        ("train gpt:tiny --training.accumulation 5", "data.batch_size 16 does not divide into training.accumulation 5"),
+        ("train gpt:tiny --training.steps 0", "steps 0: choose 1 or more"),
+        ("train gpt:tiny --text no-such-folder", "no text in no-such-folder"),
+        ("train gpt:tiny --continue no-such-run --text {speeches}", "no-such-run"),
+        ("evaluate no-such-run", "no-such-run has no checkpoint"),
+        ("generate no-such-run --prompt a", "no-such-run has no checkpoint"),
+        ("generate no-such-run", "--prompt"),
+        ("report no-such-run", "no-such-run has no metrics.jsonl"),
+        ("xlnet:tiny", "unknown command"),
+        ("train xlnet:tiny --model.reuse-length 32", "the reader's stride 64 is not the model's reuse_length 32"),
+        ("train xlnet:tiny --objective.perm-size 48", "perm_size 48 does not divide the reader's length 128"),
+        ("train bert:tiny --model.classes 3", "needs model.classes 2, not 3"),
+        ("train transformer_xl:tiny --model.memory-length 0", "needs a model with memory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_no_traceback(
+    arguments: str, message: str, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = [word.format(speeches=speeches) for word in arguments.split()]
+    if "{speeches}" in arguments:
+        words += SMALL
+    code, out, err = run(words, capsys)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: ")
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_too_little_text_says_how_much_is_needed(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("little.txt").write_text("The people of the States. " * 20)
+    words = [
+        *SMALL,
+        "--data.tokenizer.vocabulary-size",
+        "300",
+        "--data.reader.length",
+        "256",
+        "--data.batch-size",
+        "64",
+    ]
+    code, out, err = run(["train", "gpt:tiny", "--text", "little.txt", *words], capsys)
+    assert (code, out) == (2, "")
+    assert "choose at most 276 or give more text" in err.splitlines()[-1]
+
+    text = (speeches / "00.txt").read_text()
+    Path("little.txt").write_text(text)
+    code, out, err = run(["train", "gpt:tiny", "--text", "little.txt", *words], capsys)
+    assert (code, out) == (2, "")
+    assert re.search(r"the store has \d+ tokens, .* needs 16385", err.splitlines()[-1])
+
+
+def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """train, again, from its own file, evaluate, generate, report: the last line of each is one JSON object."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(["train", "gpt:tiny", "--text", str(speeches), *SMALL, "--run", "runs/a"], capsys)
+    assert code == 0, err
+    trained = json.loads(out)
+    assert set(trained) == {"run", "step", "loss", "evaluation", "tokens_per_second"}
+    assert (trained["run"], trained["step"]) == ("runs/a", 2)
+
+    code, out, _ = run(["train", "runs/a/experiment.json", "--run", "runs/b"], capsys)
+    again = json.loads(out)
+    assert (again["loss"], again["evaluation"]) == (trained["loss"], trained["evaluation"])
+
+    code, out, err = run(["train", "runs/a/experiment.json", "--training.seed", "1", "--run", "runs/a"], capsys)
+    assert code == 2
+    assert "training.seed: 0 -> 1" in err
+
+    code, out, _ = run(["evaluate", "runs/a", "--stride", "8"], capsys)
+    assert json.loads(out)["stride"] == 8
+
+    code, out, err = run(["generate", "runs/a", "--prompt", "The people", "--length", "4", "--top-k", "5"], capsys)
+    assert json.loads(out)["texts"][0].startswith("The people")
+
+    code, out, _ = run(["report", "runs/a", "runs/b", "--output", "page.html"], capsys)
+    assert json.loads(out)["report"] == "page.html"
+    assert Path("page.html").stat().st_size > 1000
+
+
+def test_doctor_needs_no_memory(capsys):
+    """BERT base: the parameters of the paper, not allocated."""
+    code, out, _ = run(["doctor", "bert:base", "--mesh.data", "1"], capsys)
+    assert code == 0
+    assert json.loads(out)["experiment"]["parameters"] > 100_000_000
