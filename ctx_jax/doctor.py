@@ -32,7 +32,7 @@ PACKAGES = (
     "orbax-checkpoint",
     "numpy",
     "sentencepiece",
-    "tokenizers",
+    "sentencex",
     "tensorflow-datasets",
     "tyro",
     "rich",
@@ -180,7 +180,7 @@ def show_needs(needs: dict[str, Any], console: Console) -> None:
     mesh = ", ".join(f"{axis} {count}" for axis, count in needs["mesh"].items())
     table = Table(title=f"Parameters of {needs['name']} on a mesh of {mesh}", title_justify="left", show_footer=True)
     table.add_column("tensor", "total", overflow="fold")
-    table.add_column("shape, and the mesh axes that divide it", min_width=25)
+    table.add_column("shape, and the mesh axes that divide it", min_width=20)
     table.add_column("parameters", f"{needs['parameters']:,}", justify="right", no_wrap=True)
     table.add_column("per device", size(needs["bytes_per_device"]["parameters"]), justify="right", no_wrap=True)
     for tensor in needs["tensors"]:

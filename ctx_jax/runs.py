@@ -123,8 +123,8 @@ def open_run(path: Path, split: Split = "validation", **settings: Any) -> Traine
     mesh = experiment.mesh.build()
     tokenizer, stores = open_text(experiment, (split,))
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
-    rows = check_rows(mesh, 1)
-    shapes = prepared_shapes(experiment.objective, experiment.data.reader, stores[split], rows)
+    rows = check_rows(mesh, experiment.evaluation_batch_size)
+    shapes = prepared_shapes(experiment.objective, experiment.evaluation_reader, stores[split], rows)
     abstract = abstract_state(model, optimizer, shapes, mesh)
     with Checkpoints(folder) as checkpoints:
         params = checkpoints.restore_params(step, abstract.params)

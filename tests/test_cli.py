@@ -96,7 +96,7 @@ def test_too_little_text_says_how_much_is_needed(speeches: Path, tmp_path: Path,
     Path("little.txt").write_text(text)
     code, out, err = run(["train", "gpt:tiny", "--text", "little.txt", *words], capsys)
     assert (code, out) == (2, "")
-    assert re.search(r"the store has \d+ tokens, .* needs 16385", err.splitlines()[-1])
+    assert re.search(r"the text has \d+ tokens, too few for 64 rows of length 256, which need 16385: give more text", err.splitlines()[-1])
 
 
 def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):

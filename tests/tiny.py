@@ -9,8 +9,9 @@ from typing import Any
 from ctx_jax.data.corpora import TextFiles
 from ctx_jax.experiment import Experiment, find
 from ctx_jax.training.loop import Training
+from ctx_jax.training.schedules import WarmUp
 
-STEPS = 5
+STEPS = 4
 
 
 def smaller(name: str, speeches: Path, folder: Path, **training: Any) -> Experiment:
@@ -37,6 +38,7 @@ def smaller(name: str, speeches: Path, folder: Path, **training: Any) -> Experim
         tiny,
         data=data,
         objective=objective,
+        optimizer=replace(tiny.optimizer, schedule=WarmUp(rate=1e-2, warmup=1)),
         model=replace(tiny.model, dropout=0.2, attention_dropout=0.1, **sizes),
         training=Training(**{"steps": STEPS, "log_every": 1, **training}),
     )
