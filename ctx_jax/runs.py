@@ -73,6 +73,7 @@ def train(
         text=loop.Text(stores["train"], experiment.data.reader),
         evaluation_text=loop.Text(stores["validation"], experiment.evaluation_reader),
         batch_size=experiment.data.batch_size,
+        evaluation_batch_size=experiment.evaluation_batch_size,
         training=experiment.training,
         run=folder,
         experiment=to_json(experiment),

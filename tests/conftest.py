@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # most of a test is compilation
 
 import jax
 import pytest

@@ -67,6 +67,7 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     """The numbers of a pass over `store`:
 
     loss                    what training minimises: the sum of the terms' means
+    each term               its mean, where there are several
     tokens or targets       how many predictions there were (of every token: causal; of chosen ones: other objectives)
     nll, standard_error     nats per prediction; the error of this mean takes the predictions as independent
     perplexity              exp(nll), if that is a finite number; causal objectives only
@@ -75,25 +76,33 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
                             of the stream where the reader joins documents
     accuracy, ...           the means of the objective's other metrics, where they have a count
 
+    What counts predictions is there if the objective emits the metrics "nll" and "nll_squared".
+
     Raises ValueError if nothing was predicted.
     """
     means = {name: total / count for name, (total, count) in sums["metrics"].items() if count}
+    counts = [count for _, count in sums["terms"].values()]
+    if not any(counts):
+        raise ValueError("evaluation predicted nothing: give the split more text or evaluate more batches")
+    result = {"loss": math.fsum(total / count for total, count in sums["terms"].values() if count)}
+    if len(counts) > 1:
+        result |= {term: total / count for term, (total, count) in sums["terms"].items() if count}
+    if "nll" not in means:
+        return {**result, **means}
     total, count = sums["metrics"]["nll"]
-    if not count:
-        raise ValueError("evaluation predicted no token: give the split more text or evaluate more batches")
     causal = isinstance(objective, Causal)
     nll, squares = means.pop("nll"), means.pop("nll_squared")
     variance = max(0.0, squares - nll**2) * count / max(1.0, count - 1)
-    result = {
-        "loss": math.fsum(total / count for total, count in sums["terms"].values() if count),
+    result |= {
         "tokens" if causal else "targets": round(count),
         "nll": nll,
         "standard_error": math.sqrt(variance / count),
     }
-    if causal and nll < 700:
-        result["perplexity"] = math.exp(nll)
-    if causal and round(count) == predictable(reader, store):
-        result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())
+    if causal:
+        if nll < 700:  # beyond, exp overflows
+            result["perplexity"] = math.exp(nll)
+        if round(count) == predictable(reader, store):
+            result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())
     return {**result, **means}
 
 

@@ -52,10 +52,14 @@ class Band(NamedTuple):
 
 
 def with_tails(head: Band, tails: Band) -> Band:
-    """The head's softmax: its own tokens, then one column for each tail."""
-    pairs = zip(head[1:3], tails[1:3], strict=True)
-    table, bias = (jnp.concatenate([own[: head.size], columns]) for own, columns in pairs)
-    return Band(head.hidden, table, bias, head.size + tails.size)
+    """The head's softmax: its own tokens, then one column for each tail, in the padding of its table if they fit."""
+    size = head.size + tails.size
+    more = max(0, size - len(head.bias))
+    table, bias = (
+        jnp.pad(own, ((0, more), *((0, 0),) * (own.ndim - 1))).at[head.size : size].set(columns)
+        for own, columns in zip(head[1:3], tails[1:3], strict=True)
+    )
+    return Band(head.hidden, table, bias, size)
 
 
 def adaptive_log_probabilities(bands: list[Band], tails: Band) -> jax.Array:

@@ -16,6 +16,7 @@ import jax
 
 from ctx_jax.contract import Reader, TokenStore, Variables
 from ctx_jax.data.loader import Loader
+from ctx_jax.evaluation.perplexity import accumulate, measure
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
@@ -226,7 +227,7 @@ class Evaluator:
         Args:
             batches: how many batches of the pass, from the first on; None = all.
         """
-        self.batches = batches
+        self.objective, self.text, self.batches = objective, text, batches
         self.init_memory = memory_maker(model, batch_size, mesh)
         self.step = make_eval_step(model, objective, text.store.vocabulary, mesh)
         self.loader = Loader(
@@ -239,13 +240,8 @@ class Evaluator:
         )
 
     def __call__(self, variables: Variables) -> dict[str, float]:
-        """{"loss", each term, each metric}: sums over the whole pass divided by their counts."""
-        memory, sums, batches = self.init_memory(), [], cast(Any, iter(self.loader))
+        """`evaluation.perplexity.measure` of the pass."""
+        batches = cast(Any, iter(self.loader))
         with closing(batches):
-            for batch in islice(batches, self.batches):
-                output, memory = self.step(variables, memory, batch)
-                sums.append(output)
-                sums[-2:-1] = jax.device_get(sums[-2:-1])  # one late, as in training
-        total = jax.tree.map(lambda *values: math.fsum(values), *jax.device_get(sums))
-        terms = means(total["terms"])
-        return {"loss": math.fsum(terms.values()), **terms, **means(total["metrics"])}
+            sums = accumulate(self.step, variables, self.init_memory(), islice(batches, self.batches))
+        return measure(sums, self.objective, self.text.reader, self.text.store)

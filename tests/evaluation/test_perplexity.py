@@ -107,6 +107,8 @@ def test_masked_objectives_report_targets_and_no_perplexity():
     sums["terms"]["relation"] = (1.0, 2.0)
     assert measure(sums, Masked(), reader_of(), STORE) == {
         "loss": 2.5,
+        "lm": 2.0,
+        "relation": 0.5,
         "targets": 10,
         "nll": 2.0,
         "standard_error": 0.0,  # all squares are 4
@@ -184,5 +186,5 @@ def test_a_perplexity_beyond_floats_is_left_out():
 def test_nothing_predicted_is_an_error():
     with pytest.raises(ValueError, match="evaluation has no batch"):
         accumulate(step, {}, None, [])
-    with pytest.raises(ValueError, match="evaluation predicted no token"):
+    with pytest.raises(ValueError, match="evaluation predicted nothing"):
         measure(sums_of(0.0, 0.0), Causal(), reader_of(), STORE)
