@@ -230,7 +230,7 @@ class XLNet(nn.Module):
         first = memory.documents.shape[1]
         if "ranks" in batch and c.causal:
             raise ValueError("a causal XLNet cannot read a permuted batch: choose causal False or a causal objective")
-        ranks = batch["ranks"] if "ranks" in batch else self.places(length)
+        ranks = batch["ranks"] if "ranks" in batch else self.plain_ranks(length)
         segments = batch.get("segments", jnp.zeros_like(tokens))
         content_key, query_key, position_key, stack_key, hidden_key, output_key, pooled_key = split_key(key, 7)
 
@@ -262,19 +262,22 @@ class XLNet(nn.Module):
         shared = Shared(relative, batch.get("reversed"), content, query, first, collected)
         (h, g), outputs = self.stack((embedding, g), memory.hidden, shared, stack_key)
 
+        new = pooled = None
+        if c.memory_length:
+            new = Memory(outputs["memory"], remember(memory.documents, documents, c.memory_length, c.reuse_length))
         hidden = dropout(h, c.dropout, hidden_key)
+        if c.pooler:
+            pooled = dropout(jnp.tanh(self.pooler(hidden[:, -1])), c.dropout, pooled_key)
         return ModelOutput(
             hidden,
-            Memory(outputs["memory"], remember(memory.documents, documents, c.memory_length, c.reuse_length))
-            if c.memory_length
-            else None,
-            dropout(jnp.tanh(self.pooler(hidden[:, -1])), c.dropout, pooled_key) if c.pooler else None,
-            None if g is None else dropout(g, c.dropout, output_key),
-            all_layers(embedding, outputs),
-            outputs.get("attention"),
+            new,
+            pooled,
+            query=None if g is None else dropout(g, c.dropout, output_key),
+            layers=all_layers(embedding, outputs),
+            attention=outputs.get("attention"),
         )
 
-    def places(self, length: int) -> jax.Array:
+    def plain_ranks(self, length: int) -> jax.Array:
         """Ranks [1, T] without permutation: in order if the model is causal, else all equal."""
         return jnp.arange(length)[None] if self.config.causal else jnp.zeros((1, length), jnp.int32)
 
@@ -325,7 +328,7 @@ class XLNet(nn.Module):
         c = self.config
         tokens, documents = slots(batch, length + 1)
         count = documents.shape[1]
-        ranks = self.places(count)
+        ranks = self.plain_ranks(count)
         content = Stream(Visibility(documents, documents, ranks, jnp.full((1, 1), BELOW), ranks), None, None)
         h = self.embed(tokens, None)
         relative = encode(distances(count, count, clamp=c.clamp_length), c.width, h.dtype)[None]

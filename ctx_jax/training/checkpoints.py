@@ -36,7 +36,9 @@ class Checkpoints:
         handlers: dict[str, Any] = {part: ocp.PyTreeCheckpointHandler() for part in PARTS}
         self._manager = ocp.CheckpointManager(
             self.folder,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, create=keep is not None),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None
+            ),
             item_handlers={**handlers, "record": ocp.JsonCheckpointHandler()},
         )
 

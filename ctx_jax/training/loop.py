@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from ctx_jax.evaluation.perplexity import accumulate, measure
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
-from ctx_jax.training.metrics import Display, Meter, Metrics, due, means, summary
+from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
 from ctx_jax.training.optimizers import OptimizerConfig
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
@@ -175,7 +174,7 @@ def train(
             if stopping and not last:
                 raise Interrupted(f"stopped after step {step} of {steps}, which is saved: the same command goes on")
             meter.restart_clock()
-        return summary(run)
+        return summary(run, metrics.last)
 
 
 def continued(path: Path, abstract: TrainState) -> tuple[TrainState, int]:

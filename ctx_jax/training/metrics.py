@@ -32,26 +32,30 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     return records
 
 
-def summary(run: Path) -> dict[str, Any]:
-    """What a finished run ended with, from its metrics."""
-    last = {record["kind"]: record for record in read_metrics(run)}
-    evaluation = {name: value for name, value in last["evaluation"].items() if name not in ("step", "kind", *TIMES)}
-    train = last["train"]
+def summary(run: Path, last: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """What a run ended with: {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
+
+    Args:
+        last: the last line of each kind (`Metrics.last`); None = those of the finished run in the folder.
+    """
+    last = {record["kind"]: record for record in read_metrics(run)} if last is None else last
+    train, evaluation = last["train"], last["evaluation"]
     return {
         "run": str(run),
         "step": train["step"],
         "loss": train["loss"],
-        "evaluation": evaluation,
+        "evaluation": {name: value for name, value in evaluation.items() if name not in ("step", "kind", *TIMES)},
         "tokens_per_second": train["tokens_per_second"],
     }
 
 
 class Metrics:
-    """Writes the metrics of a run that starts, or goes on, after `step` steps; in process 0 only."""
+    """Writes the metrics of a run that starts, or goes on, after `step` steps, to disk in process 0 only."""
 
     def __init__(self, run: Path, step: int) -> None:
         """Drops what an interrupted run wrote beyond `step`, so that the file becomes that of a run never stopped."""
         self.start = time.monotonic()
+        self.last: dict[str, dict[str, Any]] = {}
         self.active = jax.process_index() == 0
         if self.active:
             kept = [record for record in read_metrics(run) if record["step"] <= step]
@@ -63,9 +67,10 @@ class Metrics:
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
         """One line, and one TensorBoard scalar `kind/name` for each value."""
+        record = {"step": step, "kind": kind, **values, "seconds": round(time.monotonic() - self.start, 3)}
+        self.last[kind] = record
         if not self.active:
             return
-        record = {"step": step, "kind": kind, **values, "seconds": round(time.monotonic() - self.start, 3)}
         self.file.write(json.dumps(record, allow_nan=False) + "\n")
         self.file.flush()
         for name, value in values.items():

@@ -9,7 +9,7 @@ sharding leave the gradient as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import jax
@@ -167,6 +167,7 @@ def make_eval_step(
 def on_mesh(mesh: jax.sharding.Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, traced with the mesh current, so that `constrain` reaches it."""
 
+    @wraps(function)
     def traced(*arguments: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return function(*arguments)

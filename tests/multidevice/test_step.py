@@ -13,10 +13,19 @@ from ctx_jax.training.optimizers import Adafactor, AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, shardings_of, variables
 from ctx_jax.training.step import make_eval_step, make_train_step
-from tests.training.fakes import VOCABULARY, Model, Objective, assert_equal, assert_near, make_batch, prepared
+from tests.training.fakes import (
+    VOCABULARY,
+    Model,
+    Objective,
+    assert_equal,
+    assert_near,
+    assert_near_together,
+    make_batch,
+    prepared,
+)
 
 MODEL = Model()
-OPTIMIZER = AdamW(WarmUp(rate=0.1, decay="constant"), epsilon=0.1).build(10)  # a small epsilon amplifies rounding
+OPTIMIZER = AdamW(WarmUp(rate=0.02, decay="constant"), epsilon=0.1).build(10)  # a small epsilon amplifies rounding
 MESHES = [Mesh(data=8), Mesh(data=2, fsdp=2, tensor=2), Mesh(data=1, fsdp=8)]
 
 
@@ -56,10 +65,12 @@ def single():
 def test_eight_devices_equal_one(single, config):
     """With rows that are padding and a memory; accumulation where it is cheap to add."""
     state, metrics = run(build(config), accumulation=2)
-    assert_near(metrics, single[1], 2e-6)
-    assert_near(
-        (state.params, state.opt_state, state.memory), (single[0].params, single[0].opt_state, single[0].memory), 4e-6
-    )
+    assert_near(metrics, single[1], 5e-6)
+    assert_equal(state.memory.documents, single[0].memory.documents)
+    assert_near_together(state.memory.hidden, single[0].memory.hidden, 2e-6)
+    assert_near_together(state.params, single[0].params, 2e-7)
+    assert_near_together(state.opt_state[1].mu, single[0].opt_state[1].mu, 2e-6)
+    assert_near_together(state.opt_state[1].nu, single[0].opt_state[1].nu, 4e-6)
 
 
 def test_the_state_is_born_and_stays_split():
@@ -102,7 +113,7 @@ def test_adafactor_on_a_mesh():
     optimizer = Adafactor(WarmUp(rate=1e-2, decay="constant"), factored_size=16).build(10)
     one, _ = run(Mesh().build(jax.devices()[:1]), steps=2, optimizer=optimizer)
     other, _ = run(build(MESHES[1]), steps=2, optimizer=optimizer)
-    assert_near(other.params, one.params, 2e-5)
+    assert_near_together(other.params, one.params, 2e-7)
 
 
 def test_a_checkpoint_is_restored_onto_another_mesh(single, tmp_path):

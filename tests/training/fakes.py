@@ -30,7 +30,7 @@ class Layer(nn.Module):
     rate: float
 
     def setup(self) -> None:
-        self.norm = LayerNorm(self.width, 1e-5)
+        self.norm = LayerNorm(self.width, 0.1)
         self.up = Linear((self.width,), (2 * self.width,), ("width", "feed_forward"), INIT)
         self.down = Linear((2 * self.width,), (self.width,), ("feed_forward", "width"), INIT, use_bias=False)
 
@@ -52,7 +52,7 @@ class Model(nn.Module):
     def setup(self) -> None:
         self.embedding = parameter(self, "embedding", INIT, (VOCABULARY.size, self.width), ("vocabulary", "table"))
         self.stack = Stack(partial(Layer, self.width, self.rate), self.depth)
-        self.norm = LayerNorm(self.width, 1e-5)
+        self.norm = LayerNorm(self.width, 0.1)
 
     def __call__(self, batch: Batch, memory: Any = None, *, key: Any = None, collect: Any = ()) -> ModelOutput:
         if memory is None:
@@ -174,3 +174,12 @@ def assert_near(one: Any, other: Any, tolerance: float) -> None:
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(np.abs(y).max(initial=0), 1e-6))
 
     jax.tree.map(near, one, other)
+
+
+def assert_near_together(one: Any, other: Any, tolerance: float) -> None:
+    """The whole trees differ by at most `tolerance`, relative to their norm: for gradients and what comes of them, of
+    which some are what is left of large terms that cancel."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    pairs = [(np.float64(x), np.float64(y)) for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)]
+    difference = np.sqrt(sum(np.square(x - y).sum() for x, y in pairs))
+    assert difference <= tolerance * np.sqrt(sum(np.square(y).sum() for _, y in pairs))

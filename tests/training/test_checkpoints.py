@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,6 +74,20 @@ def test_the_newest_stay(tmp_path):
             checkpoints.save(4, make_state(4), {})
     assert find_checkpoint(tmp_path) == (tmp_path, 5)
     assert find_checkpoint(tmp_path / "checkpoints" / "2") == (tmp_path, 2)
+
+
+def test_a_save_that_was_killed_is_cleared_away(tmp_path):
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(1, make_state(1), {})
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "1", folder / "2.orbax-checkpoint-tmp")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.steps() == [1]
+    assert (folder / "2.orbax-checkpoint-tmp").exists()  # readers change nothing
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.latest() == 1
+        checkpoints.save(2, make_state(2), {})
+    assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):
