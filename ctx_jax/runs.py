@@ -6,13 +6,14 @@ RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoar
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import jax
+from rich.console import Console
 
 from ctx_jax.contract import Reader, Variables
 from ctx_jax.data.corpora import Split
@@ -35,18 +36,34 @@ from ctx_jax.training.step import loader_transform, make_eval_step, prepared_sha
 def open_text(experiment: Experiment, splits: Iterable[Split]) -> tuple[Tokenizer, dict[Split, Store]]:
     """The tokenizer and the stores of these splits; what is not there yet is made, and says so on stderr."""
     data = experiment.data
-    tokenizer = prepare_tokenizer(data.tokenizer, data.corpus, data.folder)
-    return tokenizer, {split: prepare(data.corpus, tokenizer, split, data.folder, announce(split)) for split in splits}
+    tokenizer = prepare_tokenizer(data.tokenizer, data.corpus, data.folder, tell)
+    stores: dict[Split, Store] = {}
+    for split in splits:
+        with progress(f"tokenizing {split}") as report:
+            stores[split] = prepare(data.corpus, tokenizer, split, data.folder, report)
+    return tokenizer, stores
 
 
-def announce(split: str) -> Any:
-    """A progress line of a store's preparation: one that grows on a terminal, none elsewhere until it is done."""
+def tell(text: str) -> None:
+    """One line for people, from one process."""
+    if jax.process_index() == 0:
+        print(text, file=sys.stderr, flush=True)
 
-    def progress(documents: int, size: int) -> None:
-        if sys.stderr.isatty():
-            print(f"\rtokenizing {split}: {documents} documents, {size / 1e6:.1f} MB", end="", file=sys.stderr)
 
-    return progress
+@contextmanager
+def progress(task: str) -> Iterator[Callable[[int, int], None]]:
+    """Told (documents, bytes) done so far: a line that grows on a terminal, and one at the end; none if never told."""
+    done: list[tuple[int, int]] = []
+    with Console(stderr=True).status(f"{task} ...") as status:
+
+        def report(documents: int, size: int) -> None:
+            done[:] = [(documents, size)]
+            if documents % 100 == 0:
+                status.update(f"{task}: {documents:,} documents, {size / 1e6:,.1f} MB")
+
+        yield report
+    for documents, size in done:
+        tell(f"{task}: {documents:,} documents, {size / 1e6:,.1f} MB")
 
 
 def train(

@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -34,8 +35,6 @@ from ctx_jax.experiment import Experiment, find
 from ctx_jax.training.step import prepare
 
 FOLDER = Path("runs/quickstart")
-SOURCE: dict[str, str] = {"loss": "nll"}
-"""Reported losses are of the predicted tokens alone, without the next-sentence term, to compare with the unigram's."""
 OBJECTIVES = {
     "causal": "gpt:tiny",
     "segment": "transformer_xl:tiny",
@@ -86,10 +85,11 @@ def baselines(experiment: Experiment) -> dict[str, Any]:
         unigram, bigram = Unigram.fit(following, size), Bigram.fit(previous, following, size)
         pairs = [transitions(batch) for batch in held_out(experiment, stores["test"])]
         previous, targets = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        size_in_bits = math.log(2) * int(stores["test"].document_bytes.sum())
+        nats_per_bit_per_byte = math.log(2) * int(stores["test"].document_bytes.sum())
         return {
-            "unigram_bits_per_byte": unigram.nll(targets).sum() / size_in_bits,
-            "bigram_bits_per_byte": bigram.nll(previous, targets).sum() / size_in_bits,
+            "unigram_loss": unigram.nll(targets).mean(),
+            "unigram_bits_per_byte": unigram.nll(targets).sum() / nats_per_bit_per_byte,
+            "bigram_bits_per_byte": bigram.nll(previous, targets).sum() / nats_per_bit_per_byte,
         }
     unigram = Unigram.fit(np.concatenate([batch["tokens"][batch["words"] > 0] for batch in trained]), size)
     step = jax.jit(lambda batch: prepare(experiment.objective, batch, tokenizer.vocabulary, None))
@@ -109,13 +109,13 @@ def held_out(experiment: Experiment, store: Any) -> Iterator[Batch]:
 
 
 def summary(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The numbers of the last line."""
+    """The numbers of the last line; losses are of the predicted tokens alone, to compare with the unigram's."""
     streams = ("loss", "bits_per_byte")
     targets = ("loss", "standard_error", "accuracy", "unigram_loss", "unigram_accuracy", "targets")
     fields = {"causal": streams, "segment": streams, "masked": targets, "permutation": targets}
     return {
         "quickstart": {
-            objective: {name: rounded(results[objective][SOURCE.get(name, name)]) for name in names}
+            objective: {name: rounded(results[objective]["nll" if name == "loss" else name]) for name in names}
             for objective, names in fields.items()
         },
         "baselines": {
@@ -130,20 +130,19 @@ def rounded(value: Any) -> Any:
 
 def table(results: dict[str, dict[str, Any]], tokens: int) -> Table:
     """One row for each objective: its score on the held-out speeches beside its baselines'."""
-    rows = Table(title=f"Held-out speeches after {tokens:,} training tokens each")
+    rows = Table(title=f"Held-out speeches after {tokens:,} training tokens each", box=box.SIMPLE_HEAD)
     rows.add_column("objective")
-    for name in ("predictions", "loss (nats)", "accuracy", "bits per byte", "unigram", "bigram"):
+    for name in ("targets", "nats", "unigram", "accuracy", "bits/byte", "unigram", "bigram"):
         rows.add_column(name, justify="right")
     for objective, result in results.items():
-        causal = "bits_per_byte" in result
+        bits = [result.get(name) for name in ("bits_per_byte", "unigram_bits_per_byte", "bigram_bits_per_byte")]
         rows.add_row(
             objective,
-            f"{result['tokens' if causal else 'targets']:,}",
+            f"{result['tokens' if 'tokens' in result else 'targets']:,}",
             f"{result['nll']:.3f}",
+            f"{result['unigram_loss']:.3f}",
             f"{result['accuracy']:.1%}",
-            f"{result['bits_per_byte']:.3f}" if causal else "",
-            f"{result['unigram_bits_per_byte']:.3f} b/B" if causal else f"{result['unigram_loss']:.3f} nats",
-            f"{result['bigram_bits_per_byte']:.3f} b/B" if causal else "",
+            *("" if value is None else f"{value:.3f}" for value in bits),
         )
     return rows
 

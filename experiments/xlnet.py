@@ -29,7 +29,7 @@ def tiny() -> Experiment:
         data=Data(
             reader=Lanes(128, join_documents=True, pairs=True, direction="both"),
             tokenizer=SentencePiece(2048),
-            batch_size=16,
+            batch_size=8,
         ),
         model=XLNetConfig(
             vocabulary_size=2048,
@@ -43,8 +43,8 @@ def tiny() -> Experiment:
             attention_dropout=0.0,
         ),
         objective=Permutation(num_predict=21, perm_size=64),
-        optimizer=AdamW(schedule=WarmUp(rate=3e-3, warmup=40)),
-        training=Training(steps=400, evaluate_every=100, checkpoint_every=200),
+        optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40)),
+        training=Training(steps=400, evaluate_every=200, checkpoint_every=200),
     )
 
 

@@ -76,7 +76,9 @@ def test_a_mistake_is_one_line_and_no_traceback(
     assert "Traceback" not in err
 
 
-def test_too_little_text_says_how_much_is_needed(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_too_little_text_says_how_much_is_needed(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("little.txt").write_text("The people of the States. " * 20)
     words = [
@@ -96,7 +98,10 @@ def test_too_little_text_says_how_much_is_needed(speeches: Path, tmp_path: Path,
     Path("little.txt").write_text(text)
     code, out, err = run(["train", "gpt:tiny", "--text", "little.txt", *words], capsys)
     assert (code, out) == (2, "")
-    assert re.search(r"the text has \d+ tokens, too few for 64 rows of length 256, which need 16385: give more text", err.splitlines()[-1])
+    assert re.search(
+        r"the text has \d+ tokens, too few for 64 rows of length 256, which need 16385: give more text",
+        err.splitlines()[-1],
+    )
 
 
 def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):

@@ -10,7 +10,7 @@ import json
 import random
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -223,11 +223,15 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return SentencePieceTokenizer(folder, json.loads(file.read_text())["normalization"])
 
 
-def prepare_tokenizer(config: TokenizerConfig, corpus: Corpus, folder: Path) -> Tokenizer:
+def prepare_tokenizer(
+    config: TokenizerConfig, corpus: Corpus, folder: Path, log: Callable[[str], None] = lambda text: None
+) -> Tokenizer:
     """The tokenizer of `config` for this corpus: from `folder` where it has been trained, else trained on the train
-    split."""
-    key = fingerprint(config, corpus.fingerprint())
-    return config.train(corpus.documents("train"), folder / f"tokenizer-{key[:16]}")
+    split, which is told to `log`."""
+    path = folder / f"tokenizer-{fingerprint(config, corpus.fingerprint())[:16]}"
+    if not path.exists():
+        log(f"training a tokenizer: {config}")
+    return config.train(corpus.documents("train"), path)
 
 
 def normalize(text: str, form: Literal["none", "NFC", "NFKC"]) -> str:

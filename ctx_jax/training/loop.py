@@ -140,6 +140,7 @@ def train(
         )
         batches: Any = iter(loader)
         stack.callback(batches.close)
+        display.log("compiling the train step")
         train_step = make_train_step(
             model,
             objective,

@@ -162,13 +162,15 @@ class Meter:
             saved = self.last_saved()
             good = "there is no checkpoint yet" if saved is None else f"the last good checkpoint is step {saved}"
             raise Diverged(f"step {step}: the loss is {loss}, the gradient's norm {norm}; {good}")
-        now = time.monotonic()
+        now, first = time.monotonic(), self.clock is None and not self.timed
         if self.clock is not None:
             self.tokens += tokens
             self.seconds += now - self.clock
             self.timed += 1
         self.clock = now
         keep = step == self.steps or due(step, self.log_every)
+        if first and not keep:
+            self.display.log(f"step {step}/{self.steps}  loss {loss:.4f}  compiled")
         rate, state = 0.0, f"loss {loss:.4f}"
         if self.timed:
             rate, left = self.tokens / self.seconds, self.seconds / self.timed * (self.steps - step)
