@@ -26,7 +26,7 @@ def tiny() -> Experiment:
     """
     return Experiment(
         name="bert-tiny",
-        data=Data(reader=Pairs(128), tokenizer=SentencePiece(2048), batch_size=8),
+        data=Data(reader=Pairs(128), tokenizer=SentencePiece(2048), batch_size=4, evaluation_batch_size=16),
         model=BertConfig(
             vocabulary_size=2048,
             width=128,
@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Masked(max_predictions=20, relation=1.0),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40)),
-        training=Training(steps=400, evaluate_every=200, checkpoint_every=200),
+        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 
 

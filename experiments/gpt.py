@@ -26,7 +26,7 @@ def tiny() -> Experiment:
     """
     return Experiment(
         name="gpt-tiny",
-        data=Data(reader=Blocks(128), tokenizer=SentencePiece(2048), batch_size=8),
+        data=Data(reader=Blocks(128), tokenizer=SentencePiece(2048), batch_size=4, evaluation_batch_size=16),
         model=GptConfig(
             vocabulary_size=2048,
             width=128,
@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Causal(),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40, decay="cosine")),
-        training=Training(steps=400, evaluate_every=200, checkpoint_every=200),
+        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 
 

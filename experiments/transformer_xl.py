@@ -27,7 +27,7 @@ def tiny() -> Experiment:
     """
     return Experiment(
         name="transformer-xl-tiny",
-        data=Data(reader=Lanes(128), tokenizer=SentencePiece(2048), batch_size=8, evaluation_batch_size=4),
+        data=Data(reader=Lanes(128), tokenizer=SentencePiece(2048), batch_size=4),
         model=TransformerXLConfig(
             vocabulary_size=2048,
             width=128,
@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Segment(),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40, decay="cosine"), weight_decay=0.0),
-        training=Training(steps=400, evaluate_every=200, checkpoint_every=200),
+        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 
 

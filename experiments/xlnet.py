@@ -29,7 +29,8 @@ def tiny() -> Experiment:
         data=Data(
             reader=Lanes(128, join_documents=True, pairs=True, direction="both"),
             tokenizer=SentencePiece(2048),
-            batch_size=8,
+            batch_size=4,
+            evaluation_batch_size=16,
         ),
         model=XLNetConfig(
             vocabulary_size=2048,
@@ -44,7 +45,7 @@ def tiny() -> Experiment:
         ),
         objective=Permutation(num_predict=21, perm_size=64),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40)),
-        training=Training(steps=400, evaluate_every=200, checkpoint_every=200),
+        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 
 

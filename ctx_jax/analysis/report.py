@@ -119,7 +119,7 @@ CHARTS = (
     Chart(
         "Loss",
         "nats per predicted token; thin: training, bold: validation",
-        (("train", "loss"), ("evaluation", "loss")),
+        (("train", "nll"), ("evaluation", "nll")),
     ),
     Chart("Bits per byte", "validation", (("evaluation", "bits_per_byte"),)),
     Chart(
@@ -174,8 +174,8 @@ COLUMNS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("model", lambda run: _type(run.experiment.get("model"))),
     ("objective", lambda run: _type(run.experiment.get("objective"))),
     ("steps", lambda run: _text(run.last("train", "step"), "{:,}")),
-    ("training loss", lambda run: _text(run.last("train", "loss"), "{:.3f}")),
-    ("validation loss", lambda run: _text(run.last("evaluation", "loss"), "{:.3f}")),
+    ("training nats", lambda run: _text(run.last("train", "nll"), "{:.3f}")),
+    ("validation nats", lambda run: _text(run.last("evaluation", "nll"), "{:.3f}")),
     ("± standard error", lambda run: _text(run.last("evaluation", "standard_error"), "{:.4f}")),
     ("perplexity", lambda run: _text(run.last("evaluation", "perplexity"), "{:,.1f}")),
     ("bits per byte", lambda run: _text(run.last("evaluation", "bits_per_byte"), "{:.3f}")),

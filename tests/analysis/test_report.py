@@ -27,10 +27,10 @@ def make_run(folder: Path, name: str, *, steps: int = 40, masked: bool = False) 
     (run / "experiment.json").write_text(json.dumps(experiment))
     records: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
-        train = {"loss": 7 - step / 20, "learning_rate": 1e-3, "tokens_per_second": 100 if step == 1 else 2000 + step}
+        train = {"nll": 7 - step / 20, "learning_rate": 1e-3, "tokens_per_second": 100 if step == 1 else 2000 + step}
         records.append({"step": step, "kind": "train", **train})
         if step % 20 == 0:
-            validation = {"loss": 7.5 - step / 20, "standard_error": 0.0125, "accuracy": 0.125}
+            validation = {"nll": 7.5 - step / 20, "standard_error": 0.0125, "accuracy": 0.125}
             if not masked:
                 validation |= {"perplexity": 1234.5, "bits_per_byte": 2.7182}
             records.append({"step": step, "kind": "evaluation", **validation})
@@ -92,8 +92,8 @@ def test_results_are_the_last_values(tmp_path: Path):
         "model": "Gpt",
         "objective": "Causal",
         "steps": "40",
-        "training loss": "5.000",
-        "validation loss": "5.500",
+        "training nats": "5.000",
+        "validation nats": "5.500",
         "± standard error": "0.0125",
         "perplexity": "1,234.5",
         "bits per byte": "2.718",
@@ -121,9 +121,9 @@ def test_every_run_has_its_color_in_every_chart(tmp_path: Path):
 def test_what_is_not_finite_or_only_half_written_is_not_drawn(tmp_path: Path):
     run = make_run(tmp_path, "run", steps=3)
     with open(run / "metrics.jsonl", "a") as file:
-        file.write('{"step": 4, "kind": "train", "loss": NaN}\n')
+        file.write('{"step": 4, "kind": "train", "nll": NaN}\n')
         file.write('{"step": 5, "kind": "tr')  # killed while it wrote
-    steps, values = report.read(run, "run").curve("train", "loss")
+    steps, values = report.read(run, "run").curve("train", "nll")
     assert steps.tolist() == [1, 2, 3]
     np.testing.assert_allclose(values, [6.95, 6.9, 6.85])
 
