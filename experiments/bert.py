@@ -38,7 +38,7 @@ def tiny() -> Experiment:
             attention_dropout=0.0,
         ),
         objective=Masked(max_predictions=20, relation=1.0),
-        optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40)),
+        optimizer=AdamW(schedule=WarmUp(rate=1e-3, warmup=40)),
         training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 

@@ -44,7 +44,7 @@ def tiny() -> Experiment:
             attention_dropout=0.0,
         ),
         objective=Permutation(num_predict=21, perm_size=64),
-        optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40)),
+        optimizer=AdamW(schedule=WarmUp(rate=1e-3, warmup=40)),
         training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
     )
 

@@ -170,8 +170,8 @@ class Lanes:
         """XLNet's windows at the stream's tokens `start` [R]; a lane's last window reads on past its end, round the
         stream's."""
         size, reused, text = len(store.tokens), self.step, self.length - self.step - 3
-        if size < 2 * self.length:
-            raise too_short(store, 1, self.length, 2 * self.length)
+        if size < (needed := max(2 * self.length, self.length + 2 * text + 1)):
+            raise too_short(store, 1, self.length, needed)
         chance = uniform(seed, epoch, example, np.arange(3)[:, None])
 
         # Where A is cut: at a sentence start before the end of its document.
@@ -207,7 +207,7 @@ class Lanes:
         tokens = np.where(separator, store.vocabulary.separator, found.tokens)
         tokens[:, -1] = store.vocabulary.classification
         if self.join_documents:
-            documents = np.ones_like(tokens)
+            documents = document_ids(np.zeros_like(source), epoch[:, None], store)
         else:
             # A wrap round the stream's end is the next pass; the pair has the id of the document in which A begins.
             documents = document_ids(found.documents, epoch[:, None] + source // size, store)
@@ -271,8 +271,8 @@ def stream_rows(
     column = np.arange(length)
     place = np.minimum(start[:, None] + np.arange(length + 1), places(store))
     found = read(store, place, backward)
-    joined = np.ones_like(found.tokens)
-    documents = joined if join_documents else document_ids(found.documents, epoch[:, None], store)
+    numbers = np.zeros_like(found.documents) if join_documents else found.documents
+    documents = document_ids(numbers, epoch[:, None], store)
     real = start[:, None] + column < stop[:, None]
     tokens = np.where(real, found.tokens[:, :-1], store.vocabulary.pad)
     batch = row_fields(tokens, documents[:, :-1] * real, found.words[:, :-1], store.vocabulary)

@@ -45,9 +45,8 @@ class Visibility(NamedTuple):
 
     def mask(self) -> jax.Array:
         """[B, 1, T, S] bool."""
-        ranks = self.key_ranks[:, None, :]
-        within = (ranks >= self.lowest[..., None]) & (ranks <= self.highest[..., None])
-        return masks.same_document(self.query_documents, self.key_documents) & within[:, None]
+        within = masks.within(self.key_ranks, self.lowest, self.highest)
+        return masks.same_document(self.query_documents, self.key_documents) & within
 
 
 class Segments(NamedTuple):

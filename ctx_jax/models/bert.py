@@ -9,8 +9,8 @@ Follows the released code where it differs from the paper: LayerNorm and dropout
 activation and LayerNorm before the tied decoder, its bias of one value per token.
 
 Deviations: none in the network. Truncated normals are TensorFlow's: N(0, 0.02) cut at two standard deviations and not
-rescaled, so that the parameters' standard deviation is 0.0176. RoBERTa's positions are `position_offset` + place in
-the row, with padding counted; so they are fairseq's where padding is on the right.
+rescaled, so that the parameters' standard deviation is 0.0176 (RoBERTa's code draws whole normals). RoBERTa's positions
+are `position_offset` + place in the row, with padding counted; so they are fairseq's where padding is on the right.
 """
 
 from __future__ import annotations

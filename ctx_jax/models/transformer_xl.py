@@ -4,8 +4,9 @@ Sizes, with the published evaluation settings (`dataclasses.replace` on the same
 enwik8 base is the default (memory 2,100, clamp 820). WikiText-103 base: `TransformerXLConfig(vocabulary_size=267735,
 width=410, layers=16, heads=10, feed_forward=2100, memory_length=150, cutoffs=(20000, 40000, 200000))` (memory 640,
 clamp 400); large: `width=1024, layers=18, heads=16, feed_forward=4096, memory_length=384, embedding_divisor=4,
-untie_biases=True` with the same vocabulary (memory 1,600, clamp 1,000). One Billion Word: `embedding_divisor=4,
-untie_biases=True, tie_projections=False, project_equal=False, cutoffs=(60000, 100000, 640000)`.
+untie_biases=True` with the same vocabulary (memory 1,600, clamp 1,000), 285,205,322 parameters where the paper says
+257M. One Billion Word: `embedding_divisor=4, untie_biases=True, tie_projections=False, project_equal=False,
+cutoffs=(60000, 100000, 640000)`.
 
 Follows the released code where it differs from the paper: positions are encoded as [sin | cos]; dropout falls on them
 too, and on the last output; pre-LN normalises memory and window together, remembers its raw input and ends without a

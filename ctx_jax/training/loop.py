@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 
@@ -138,8 +138,7 @@ def train(
             start=done - reader_start,
             transform=loader_transform(objective, vocabulary, training.seed),
         )
-        batches: Any = iter(loader)
-        stack.callback(batches.close)
+        batches = stack.enter_context(closing(iter(loader)))
         display.log("compiling the train step")
         train_step = make_train_step(
             model,
@@ -241,7 +240,6 @@ class Evaluator:
 
     def __call__(self, variables: Variables) -> dict[str, float]:
         """`evaluation.perplexity.measure` of the pass."""
-        batches = cast(Any, iter(self.loader))
-        with closing(batches):
+        with closing(iter(self.loader)) as batches:
             sums = accumulate(self.step, variables, self.init_memory(), islice(batches, self.batches))
         return measure(sums, self.objective, self.text.reader, self.text.store)

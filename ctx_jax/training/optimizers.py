@@ -81,10 +81,10 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class BertAdam(AdamW):
-    """AdamW without bias correction, as in BERT's code (Devlin et al. 2018, arXiv 1810.04805, appendix A.2):
-    p -= rate * (m / (sqrt(v) + epsilon) + weight_decay * p)."""
+    """AdamW without bias correction, as in the code of BERT (Devlin et al. 2018, arXiv 1810.04805, appendix A.2) and
+    XLNet: p -= rate * (m / (sqrt(v) + epsilon) + weight_decay * p)."""
 
-    schedule: Schedule = field(default_factory=lambda: WarmUp(rate=1e-4, warmup=10_000))
+    schedule: Schedule = field(default_factory=lambda: WarmUp(rate=1e-4, warmup=10_000, from_start=True))
     """Learning rate by step."""
     epsilon: float = 1e-6
     """Added to the root of the second moment."""
@@ -97,9 +97,10 @@ class BertAdam(AdamW):
 @dataclass(frozen=True)
 class Lamb(AdamW):
     """LAMB (You et al. 2019, arXiv 1904.00962), algorithm 2: AdamW's step, rescaled in each layer to the norm of the
-    layer's weights. LayerNorm and biases are neither decayed nor rescaled, as in the authors' code."""
+    layer's weights. LayerNorm and biases are neither decayed nor rescaled, as in the code of google-research/albert,
+    which leaves out the algorithm's bias correction; here it stays."""
 
-    schedule: Schedule = field(default_factory=lambda: WarmUp(rate=1e-3, warmup=3125))
+    schedule: Schedule = field(default_factory=lambda: WarmUp(rate=1e-3, warmup=3125, from_start=True))
     """Learning rate by step."""
     epsilon: float = 1e-6
     """Added to the root of the second moment."""

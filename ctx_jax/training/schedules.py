@@ -17,13 +17,16 @@ Decay = Literal["linear", "cosine", "inverse_square_root", "constant"]
 class WarmUp:
     """Linear warm-up from 0 to `rate`, then decay.
 
-    linear: BERT (arXiv 1810.04805), from the end of the warm-up straight to the last step; cosine: GPT, Transformer-XL;
-    inverse_square_root: "Attention Is All You Need" (arXiv 1706.03762), equation 3: rate * sqrt(warmup / step), with
-    rate = d^-0.5 * warmup^-0.5.
+    linear: BERT (arXiv 1810.04805), XLNet; cosine: GPT, Transformer-XL; inverse_square_root: "Attention Is All You Need"
+    (arXiv 1706.03762), equation 3: rate * sqrt(warmup / step), with rate = d^-0.5 * warmup^-0.5.
+
+    Linear and cosine decay begin where the warm-up ends (the code of XLNet and RoBERTa, Transformer-XL's in TensorFlow)
+    or, `from_start`, at step 0, and the warm-up stands in for their first steps (the code of BERT, ALBERT and GPT,
+    Transformer-XL's in PyTorch): the rate then falls from `rate` to where the decay is by then.
     """
 
     rate: float = 1e-4
-    """The highest learning rate, reached at the end of the warm-up."""
+    """The rate at the end of the warm-up, from which the decay goes down."""
     warmup: int = 0
     """Steps of warm-up."""
     decay: Decay = "linear"
@@ -32,6 +35,8 @@ class WarmUp:
     """Where linear and cosine decay end, as a fraction of `rate`."""
     steps: int | None = None
     """The step at which linear and cosine decay end; None = the run's last one."""
+    from_start: bool = False
+    """Whether linear and cosine decay count from step 0 (BERT) or from the end of the warm-up."""
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
@@ -43,7 +48,8 @@ class WarmUp:
 
     def build(self, steps: int) -> optax.Schedule:
         """The schedule of a run of `steps` steps."""
-        length = max((self.steps or steps) - self.warmup, 1)
+        begin = 0 if self.from_start else self.warmup
+        length = max((self.steps or steps) - begin, 1)
         match self.decay:
             case "linear":
                 decay = optax.linear_schedule(self.rate, self.rate * self.final, length)
@@ -51,16 +57,16 @@ class WarmUp:
                 decay = optax.cosine_decay_schedule(self.rate, length, alpha=self.final)
             case "inverse_square_root":
                 origin = max(self.warmup, 1)
-                decay = inverse_square_root(self.rate * math.sqrt(origin), origin, self.warmup)
+                decay = inverse_square_root(self.rate * math.sqrt(origin), origin, begin)
             case "constant":
                 decay = optax.constant_schedule(self.rate)
         if self.warmup == 0:
             return decay
 
-        def warm_up(count: Any) -> jax.Array:  # optax.linear_schedule(0, rate, n) loses digits of the first steps
-            return self.rate * count / self.warmup
+        def schedule(count: Any) -> jax.Array:  # optax.linear_schedule(0, rate, n) loses digits of the first steps
+            return jnp.where(count < self.warmup, self.rate * count / self.warmup, decay(count - begin))
 
-        return optax.join_schedules([warm_up, decay], [self.warmup])
+        return schedule
 
 
 @dataclass(frozen=True)

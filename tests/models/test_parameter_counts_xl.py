@@ -29,6 +29,18 @@ COUNTS = {
         ),
         151_107_538 + 15 * 2 * 410,
     ),
+    # The paper says 257M. By hand: tables, projections in, the head's out, biases, the tails' columns, layers.
+    "wt103 large": (
+        TransformerXLConfig(
+            vocabulary_multiple=1, layers=18, embedding_divisor=4, untie_biases=True, **LARGE, **WIKITEXT
+        ),
+        (20_000 * 1024 + 20_000 * 256 + 160_000 * 64 + 67_735 * 16)
+        + (1024 + 256 + 64 + 16) * 1024
+        + 1024 * 1024
+        + 267_735
+        + 3 * 1025
+        + 18 * (5 * 1024 * 1024 + 2 * 1024 + 4 * 1024 + 2 * 1024 * 4096 + 4096 + 1024),
+    ),
     "xlnet base": (XLNetConfig(vocabulary_multiple=1), 116_718_336 + HEAD_BIAS),
     "xlnet base, padded": (XLNetConfig(vocabulary_multiple=1024), 116_718_336 + HEAD_BIAS + 768 * 769),
     "xlnet base with a classifier": (

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from ctx_jax.training.optimizers import BertAdam
 from ctx_jax.training.schedules import InverseSquareRoot, WarmUp
 
 
@@ -25,6 +26,16 @@ def test_cosine_decay_by_hand():
     schedule = WarmUp(rate=2.0, warmup=2, decay="cosine", final=0.1).build(10)
     quarter = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
     assert values(schedule, 1, 2, 4, 6, 10) == pytest.approx([1.0, 2.0, 2 * quarter, 2 * 0.55, 0.2], rel=1e-6)
+
+
+def test_decay_from_the_start_as_in_berts_code():
+    """polynomial_decay over all the steps, replaced while step < warmup; so the highest rate is never used."""
+    schedule = WarmUp(rate=0.4, warmup=4, decay="linear", from_start=True).build(16)
+    assert values(schedule, 0, 3, 4, 8, 16, 20) == pytest.approx([0, 0.3, 0.3, 0.2, 0, 0])
+    schedule = WarmUp(rate=2.0, warmup=2, decay="cosine", from_start=True).build(12)
+    assert values(schedule, 1, 2, 6, 12) == pytest.approx([1.0, 1 + math.cos(math.pi / 6), 1.0, 0], abs=1e-6)
+    bert = BertAdam().schedule.build(1_000_000)
+    assert values(bert, 5_000, 10_000, 500_000) == pytest.approx([5e-5, 0.99e-4, 5e-5])
 
 
 def test_constant_after_warm_up():
