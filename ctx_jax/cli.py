@@ -1,7 +1,7 @@
 """The commands: parsing and printing only.
 
 A command prints for people on stderr and, last, one JSON object on stdout. Exit codes: 0 done, 1 the run failed,
-2 the input is wrong, 130 interrupted.
+2 the input is wrong, 130 interrupted. What fails is one line, `error: ...`; with --debug it is a traceback.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
+import jax
 import tyro
 
 from ctx_jax.data.corpora import TextFiles
@@ -38,7 +40,11 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
 
 EXPERIMENT is file:function, as bert:base or my/folder/file.py:function, or the path of an experiment.json.
-COMMAND --help lists its options; those of train and doctor are the fields of the experiment, so name one with it."""
+COMMAND --help lists its options; those of train and doctor are the fields of the experiment, so name one with it.
+With --debug, what fails shows where in the code it did."""
+
+BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+"""Errors of the system that are the user's; others (a full disk) are failures of the run."""
 
 
 class UsageError(ValueError):
@@ -90,6 +96,10 @@ class Generate:
     seed: int = 0
     """the same seed gives the same text"""
 
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError("--prompt is given no text: give one or more")
+
 
 @dataclass(frozen=True)
 class Doctor:
@@ -112,23 +122,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, file=sys.stderr)
         sys.exit(0 if arguments else 2)
+    command, *rest = (argument for argument in arguments if argument != "--debug")
     try:
-        command, rest = arguments[0], arguments[1:]
         if command not in COMMANDS:
             raise UsageError(f"unknown command {command!r}{nearest(command, list(COMMANDS))}; see --help")
-        result = COMMANDS[command](rest)
-    except Interrupted as stop:
-        fail(stop, 130)
-    except KeyboardInterrupt:
-        fail("interrupted before there was anything to save: the same command starts again", 130)
-    except Diverged as stop:
-        fail(stop, 1)
-    except (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        if "--debug" in sys.argv:
+        with contextlib.redirect_stdout(sys.stderr):  # whatever a library or an experiment prints
+            result = COMMANDS[command](rest)
+        print(json.dumps(result), flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        if "--debug" in arguments:
             raise
-        fail(error, 2)
-    else:
-        print(json.dumps(result))
+        fail(*explained(error))
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    match error:
+        case Interrupted():
+            return str(error), 130
+        case KeyboardInterrupt():
+            return "interrupted: the same command goes on from the last checkpoint, if there is one", 130
+        case Diverged():
+            return str(error), 1
+        case BrokenPipeError():
+            # What is left in the buffer would fail again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # pyright: ignore[reportOptionalMemberAccess]
+            return "stdout was closed before the result was written: the same command gives it again", 1
+        case OSError(filename=file, strerror=reason) if reason:
+            remedy = "choose another path" if isinstance(error, BAD_PATHS) else "mend it, then the same command goes on"
+            return f"{file or 'the system'}: {reason}: {remedy}", 2 if isinstance(error, BAD_PATHS) else 1
+        case ValueError() | FileNotFoundError():
+            return str(error), 2
+        case jax.errors.JaxRuntimeError() | MemoryError():
+            return (
+                f"the device gave up: {first_line(error)}; where memory is short, choose a smaller batch, more "
+                "training.accumulation or model.remat",
+                1,
+            )
+        case _:
+            return f"unexpected {type(error).__name__}: {first_line(error)}; --debug shows where", 1
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def fail(message: object, code: int) -> NoReturn:
@@ -195,7 +231,7 @@ def positional(command: str, arguments: list[str], what: str, most: int | None =
         return ["RUN"], arguments
     count = next((index for index, text in enumerate(arguments) if text.startswith("-")), len(arguments))
     if count == 0:
-        raise UsageError(f"{command} needs {what}: python -m ctx_jax {command} {what} ...")
+        raise UsageError(f"{command} needs {what} before any option: python -m ctx_jax {command} {what} ...")
     if most is not None and count > most:
         raise UsageError(f"{command} takes one {what}, not also {arguments[most]!r}")
     return arguments[:count], arguments[count:]
@@ -208,14 +244,25 @@ def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, lis
         print(USAGE, file=sys.stderr)
         sys.exit(0)
     experiment = find(name)
-    if "--text" in rest:  # before the fields are parsed, since it changes which fields there are
-        at = rest.index("--text")
-        if at + 1 == len(rest):
-            raise UsageError("--text needs a file, a folder or a glob")
-        corpus = TextFiles(Path(rest[at + 1]))
-        experiment = replace(experiment, data=replace(experiment.data, corpus=corpus))
-        rest = rest[:at] + rest[at + 2 :]
+    path, rest = text_option(rest)  # before the fields are parsed, since it changes which fields there are
+    if path is not None:
+        experiment = replace(experiment, data=replace(experiment.data, corpus=TextFiles(path)))
     return experiment, rest
+
+
+def text_option(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The last --text PATH or --text=PATH, and the other arguments."""
+    path, rest, queue = None, [], iter(arguments)
+    for argument in queue:
+        option, equals, value = argument.partition("=")
+        if option != "--text":
+            rest.append(argument)
+            continue
+        value = value if equals else next(queue, "")
+        if not value or value.startswith("--"):
+            raise UsageError("--text is given no path: give a file, a folder or a glob")
+        path = Path(value)
+    return path, rest
 
 
 def parse(default: T, arguments: list[str], program: str) -> T:
@@ -225,6 +272,9 @@ def parse(default: T, arguments: list[str], program: str) -> T:
 
 def parse_type(kind: type[T], arguments: list[str], program: str, **default: Any) -> T:
     """tyro's parser, whose complaints become one line each. Raises UsageError."""
+    for option, value in itertools.pairwise(arguments):
+        if option.startswith("--") and not value and option != "--prompt":
+            raise UsageError(f"{option} is given an empty value: give it one, or leave the option out")
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -241,6 +291,8 @@ def parse_type(kind: type[T], arguments: list[str], program: str, **default: Any
             raise
         raise UsageError(one_line(complaint.getvalue())) from None
     if unknown:
+        if not unknown[0].startswith("-"):
+            raise UsageError(f"{unknown[0]!r} belongs to no option: see --help for those that take a value")
         known = list(flags(kind, default.get("default")))
         raise UsageError(f"unknown option {unknown[0]}{nearest(unknown[0].partition('=')[0], known)}")
     return chosen
@@ -250,7 +302,7 @@ def flags(kind: type, default: Any) -> list[str]:
     """The options that `kind` takes."""
     names = [f"--{name.replace('_', '-')}" for name in kind.__dataclass_fields__ if name != "experiment"]
     if default is not None and hasattr(default, "experiment"):
-        names += ["--continue", "--from", *options(default.experiment)]
+        names += ["--text", "--continue", "--from", *options(default.experiment)]
     return names
 
 

@@ -10,14 +10,19 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
+import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ctx_jax.contract import Objective, Reader
+from ctx_jax.contract import Reader
 from ctx_jax.data.corpora import Sotu
 from ctx_jax.data.tokenizers import SentencePiece
 from ctx_jax.parallel.mesh import Mesh
@@ -29,6 +34,16 @@ NOT_IDENTITY = re.compile(
     r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
+
+PARTS = (
+    ("data.corpus", "documents", "data/corpora.py"),
+    ("data.tokenizer", "train", "data/tokenizers.py"),
+    ("data.reader", "passes", "data/readers.py or data/pairs.py"),
+    ("model", "vocabulary_size", "models/"),
+    ("objective", "requirements", "objectives/"),
+    ("optimizer", "build", "training/optimizers.py"),
+)
+"""Each part that may be of several types, what it must be able to do, and where such types are."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,11 @@ class Data:
     """where tokenizers and token stores are kept"""
 
     def __post_init__(self) -> None:
-        for name in ("reader", "evaluation_reader"):
-            reader = getattr(self, name)
-            if not (isinstance(reader, Reader) or (reader is None and name == "evaluation_reader")):
-                raise ValueError(f"data.{name} {reader!r} is not a reader: use one of data/readers.py or data/pairs.py")
+        if not (self.evaluation_reader is None or isinstance(self.evaluation_reader, Reader)):
+            raise ValueError(
+                f"data.evaluation_reader {self.evaluation_reader!r} is no reader: use one of data/readers.py or "
+                "data/pairs.py, or None"
+            )
         for name in ("batch_size", "evaluation_batch_size"):
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -78,8 +94,6 @@ class Experiment:
     mesh: Mesh = field(default_factory=Mesh)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.objective, Objective):
-            raise ValueError(f"objective {self.objective!r} is not an objective: use one of objectives/")
         for problem in problems(self):
             raise ValueError(problem)
 
@@ -93,7 +107,17 @@ class Experiment:
 
 
 def problems(experiment: Experiment) -> Iterator[str]:
-    """One line for each pair of parts that do not fit each other."""
+    """One line for each field that is no such thing, and for each pair of parts that do not fit each other."""
+    for name, ability, place in PARTS:
+        part = attrgetter(name)(experiment)
+        if not hasattr(part, ability):
+            yield f"{name} {part!r} has no {ability}: use one of {place}"
+    if not experiment.name or Path(experiment.name).name != experiment.name:
+        yield f"name {experiment.name!r} cannot name a folder: choose one without slashes"
+    for name, value in leaves(experiment):
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                yield f"{name} {number} is not a number that can be computed with: choose a finite one"
     data, model, objective = experiment.data, experiment.model, experiment.objective
     pieces = data.tokenizer.vocabulary_size
     if pieces > model.vocabulary_size:
@@ -108,17 +132,24 @@ def problems(experiment: Experiment) -> Iterator[str]:
                 f"data.{name}.length {reader.length} is longer than the model's {positions} positions: "
                 f"set --model.max-length {reader.length} or shorten --data.{name.replace('_', '-')}.length"
             )
+        if getattr(model, "segments", None) == 1 and hasattr(reader, "relation"):
+            yield f"model.segments 1 is too few for the pairs of data.{name}: set --model.segments 2, or 0 for none"
     if data.batch_size % experiment.training.accumulation:
         yield (
             f"data.batch_size {data.batch_size} does not divide into training.accumulation "
             f"{experiment.training.accumulation} micro-batches: choose a multiple"
         )
-    yield from objective.requirements(model, data.reader)
+    for reader in dict.fromkeys((data.reader, experiment.evaluation_reader)):
+        yield from objective.requirements(model, reader)
 
 
 def options(experiment: Any) -> list[str]:
-    """The command line's option of every field, as `--data.batch-size`."""
-    return ["--" + name.replace("_", "-") for name, _ in leaves(experiment)]
+    """The command line's option of every field, as `--data.batch-size`; of a flag also its opposite."""
+    names = []
+    for name, value in leaves(experiment):
+        parent, dot, last = name.rpartition(".")
+        names += [name, f"{parent}{dot}no_{last}"] if isinstance(value, bool) else [name]
+    return ["--" + name.replace("_", "-") for name in names]
 
 
 def fingerprint(experiment: Experiment) -> str:
@@ -175,7 +206,8 @@ def find(name: str) -> Experiment:
         known = ", ".join(f"{file}:{key}" for key in functions)
         what = f"experiment {name!r} names no function" if not function else f"unknown experiment {name!r}"
         raise ValueError(f"{what}{nearest(function, list(functions))}; there are: {known}")
-    experiment = functions[function]()
+    with one_line_errors(name, module):
+        experiment = functions[function]()
     if not isinstance(experiment, Experiment):
         raise ValueError(f"{name} returned {type(experiment).__name__}: it must return an Experiment")
     return experiment
@@ -187,7 +219,7 @@ def folders() -> list[Path]:
     return list(dict.fromkeys([Path.cwd() / "experiments", clone]))
 
 
-def _module(file: str, name: str) -> Any:
+def _module(file: str, name: str) -> ModuleType:
     candidates = [Path(file)] if file.endswith(".py") else [folder / f"{file}.py" for folder in folders()]
     for path in candidates:
         if path.is_file():
@@ -195,9 +227,27 @@ def _module(file: str, name: str) -> Any:
             assert specification is not None and specification.loader is not None
             module = importlib.util.module_from_spec(specification)
             sys.modules[specification.name] = module
-            specification.loader.exec_module(module)
+            with one_line_errors(name, module):
+                specification.loader.exec_module(module)
             return module
     if file.endswith(".py"):
         raise ValueError(f"unknown experiment {name!r}: there is no file {file}")
     known = sorted({path.stem for folder in folders() for path in folder.glob("*.py")})
     raise ValueError(f"unknown experiment {name!r}{nearest(file, known)}; there are: {', '.join(known)}")
+
+
+@contextmanager
+def one_line_errors(name: str, module: ModuleType) -> Iterator[None]:
+    """Whatever the code in an experiment's file raises becomes a ValueError that names the line in the file."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError):
+            line = error.lineno
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((frame.lineno for frame in reversed(frames) if frame.filename == module.__file__), None)
+        file = Path(module.__file__ or "").name
+        place = file if line is None else f"{file} line {line}"
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"experiment {name!r} failed, {place}: {kind}{error}") from error

@@ -76,6 +76,8 @@ def train(
 
     Raises ValueError, naming the fields that differ, if the folder holds a run of another experiment.
     """
+    if continue_from is not None and start_from is not None:
+        raise ValueError(f"--continue {continue_from} and --from {start_from}: choose one of them")
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
     claim(folder, experiment)
     mesh = experiment.mesh.build()
@@ -151,7 +153,7 @@ def open_run(path: Path, split: Split = "validation", **settings: Any) -> Traine
 
 def with_settings(config: Any, settings: dict[str, Any]) -> Any:
     """The model's config with every setting that is not None (or False, for a flag)."""
-    chosen = {name: value for name, value in settings.items() if value not in (None, False)}
+    chosen = {name: value for name, value in settings.items() if value is not None and value is not False}
     known = [field.name for field in fields(config)]
     for name in chosen:
         if name not in known:
@@ -186,9 +188,12 @@ def evaluate(
             f"unknown split {split!r}{nearest(split, list(get_args(Split)))}; choose train, validation, test"
         )
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
     trained = open_run(path, split, **settings)  # pyright: ignore[reportArgumentType]
-    experiment, mesh = trained.experiment, trained.mesh
-    reader = reread(experiment.evaluation_reader, length, stride)
+    reader, mesh = reread(trained.experiment.evaluation_reader, length, stride), trained.mesh
+    # Anew, so that all is checked that must fit each other.
+    experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
     rows = check_rows(mesh, batch_size or experiment.evaluation_batch_size)
     transform = loader_transform(experiment.objective, trained.store.vocabulary, None)
     step = make_eval_step(trained.model, experiment.objective, trained.store.vocabulary, mesh)

@@ -62,7 +62,10 @@ def from_json(value: Any, where: str = "experiment") -> Any:
     ]
     if missing:
         raise ValueError(f"{where}: {kind.__name__} needs the field {missing[0]!r}")
-    return kind(**arguments)
+    try:
+        return kind(**arguments)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def find_type(tag: Any, where: str) -> type:
@@ -83,6 +86,9 @@ def typed(value: Any, hint: Any, where: str) -> Any:
     if Any in options:
         return value
     for option in options:
+        items = typing.get_args(option)
+        if isinstance(value, tuple) and typing.get_origin(option) is tuple and items[1:] == (...,):
+            return tuple(typed(item, items[0], f"{where}[{index}]") for index, item in enumerate(value))
         origin = typing.get_origin(option) or option
         if origin is typing.Literal:
             if value in typing.get_args(option):
@@ -93,7 +99,9 @@ def typed(value: Any, hint: Any, where: str) -> Any:
         return Path(value)
     if float in options and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    wanted = " or ".join(getattr(option, "__name__", str(option)) for option in options)
+    literals = [typing.get_args(option) for option in options if typing.get_origin(option) is typing.Literal]
+    names = [option.__name__ for option in options if isinstance(option, type)]
+    wanted = " or ".join([repr(choice) for choices in literals for choice in choices] + names)
     raise ValueError(f"{where}: {value!r} is not of type {wanted}")
 
 

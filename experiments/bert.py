@@ -56,7 +56,7 @@ def base() -> Experiment:
         data=Data(reader=Pairs(128), corpus=TextFiles(Path("text")), tokenizer=SentencePiece(30_522), batch_size=256),
         model=BertConfig(dtype="bfloat16"),
         objective=Masked(max_predictions=20, relation=1.0),
-        optimizer=BertAdam(schedule=WarmUp(rate=1e-4, warmup=10_000, steps=1_000_000)),
+        optimizer=BertAdam(schedule=WarmUp(rate=1e-4, warmup=10_000, steps=1_000_000, from_start=True)),
         training=Training(steps=900_000, evaluate_every=10_000, checkpoint_every=10_000, log_every=100),
     )
 

@@ -95,6 +95,8 @@ class SentencePiece:
             raise ValueError(
                 f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, choose 300 or more"
             )
+        if self.training_characters < 1:
+            raise ValueError(f"training_characters {self.training_characters} hold no text: choose 1 or more")
         if not 0.9 < self.character_coverage <= 1:
             raise ValueError(f"character_coverage {self.character_coverage} is not in (0.9, 1]: choose 0.9995")
 

@@ -14,6 +14,7 @@ import jax
 
 from ctx_jax.contract import Batch, Objective, Reader, TokenStore, Variables
 from ctx_jax.objectives.causal import Causal
+from ctx_jax.training.metrics import Diverged
 
 Sums = dict[str, dict[str, tuple[float, float]]]
 """{"terms": {name: (sum, count)}, "metrics": {name: (sum, count)}} of a whole pass."""
@@ -78,13 +79,15 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
 
     What counts predictions is there if the objective emits the metrics "nll" and "nll_squared".
 
-    Raises ValueError if nothing was predicted.
+    Raises ValueError if nothing was predicted, Diverged if the loss is no finite number.
     """
     means = {name: total / count for name, (total, count) in sums["metrics"].items() if count}
     counts = [count for _, count in sums["terms"].values()]
     if not any(counts):
         raise ValueError("evaluation predicted nothing: give the split more text or evaluate more batches")
     result = {"loss": math.fsum(total / count for total, count in sums["terms"].values() if count)}
+    if not math.isfinite(result["loss"]):
+        raise Diverged(f"the evaluation's loss is {result['loss']}: go back to an earlier checkpoint")
     if len(counts) > 1:
         result |= {term: total / count for term, (total, count) in sums["terms"].items() if count}
     if "nll" not in means:

@@ -24,6 +24,8 @@ from ctx_jax.contract import Batch, Variables, Vocabulary
 
 SMALLEST_BUCKET = 16
 """Prompts and lengths up to this many tokens share one compilation."""
+SHARPEST = 1e-6
+"""The lowest temperature but 0: logits divided by less may leave fp32."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class Sampling:
     arXiv 1904.09751, section 3.1)."""
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature {self.temperature}: choose a number from 0 (greedy) upward")
+        if not (self.temperature == 0 or SHARPEST <= self.temperature < math.inf):
+            raise ValueError(f"temperature {self.temperature}: choose 0 (greedy) or a number from {SHARPEST} upward")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k {self.top_k}: choose at least 1, or None for all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:

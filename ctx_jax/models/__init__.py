@@ -23,6 +23,9 @@ def validate(config: Any) -> None:
     for name, value in given(*sizes, "classes", "band"):
         if value < 1:
             raise ValueError(f"{name} {value} is not a size: choose 1 or more")
+    for name, value in given("epsilon"):
+        if not value > 0:
+            raise ValueError(f"{name} {value} may divide by zero: choose a number above 0")
     for name, value in given("dropout", "attention_dropout"):
         if not 0.0 <= value < 1.0:
             raise ValueError(f"{name} {value} is not a rate: choose at least 0 and less than 1")

@@ -53,7 +53,7 @@ def memory_requirements(model: Any, reader: Reader) -> Iterator[str]:
     elif step != kept:
         yield (
             f"the reader's stride {step} is not the model's reuse_length {kept}: the memory would end "
-            f"elsewhere than the next window starts, choose model.reuse_length {step}"
+            f"elsewhere than the next window starts, choose model.reuse_length {step} or the stride {kept}"
         )
 
 

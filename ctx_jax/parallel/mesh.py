@@ -50,13 +50,13 @@ class Mesh:
         return jax.make_mesh(sizes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
-def check_batch(mesh: jax.sharding.Mesh, batch_size: int, accumulation: int = 1) -> None:
+def check_batch(mesh: jax.sharding.Mesh, batch_size: int, accumulation: int = 1, name: str = "batch_size") -> None:
     """Raises ValueError unless every device gets the same number of rows of every micro-batch."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     divisor = data * fsdp * accumulation
     if batch_size % divisor:
         raise ValueError(
-            f"batch_size {batch_size} is not divisible by {divisor} (data {data} x fsdp {fsdp} x accumulation "
+            f"{name} {batch_size} is not divisible by {divisor} (data {data} x fsdp {fsdp} x accumulation "
             f"{accumulation}): choose a multiple of {divisor}"
         )
 

@@ -7,7 +7,8 @@ Parts without arrays are left out; `record` is JSON: the resolved experiment and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +66,8 @@ class Checkpoints:
     def record(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays."""
         self._manager.wait_until_finished()
-        return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+        with self._whole(step):
+            return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
 
     def restore(self, step: int, abstract: TrainState, parts: Sequence[str] = PARTS) -> TrainState:
         """The state of a step, bit for bit, each device reading its own part.
@@ -122,10 +124,22 @@ class Checkpoints:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @contextmanager
+    def _whole(self, step: int) -> Iterator[None]:
+        """What orbax raises of a checkpoint that has lost files, or parts of them, becomes one line."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ValueError(
+                f"checkpoint {self.folder / str(step)} is damaged ({type(error).__name__}): delete its folder, and the "
+                "one before it counts"
+            ) from error
+
     def _shapes(self, step: int, part: str) -> dict[str, tuple[int, ...]]:
         self._manager.wait_until_finished()
-        metadata = self._manager.item_metadata(step)[part]
-        return {} if metadata is None else shapes(metadata.tree)
+        with self._whole(step):
+            metadata = self._manager.item_metadata(step)[part]
+            return {} if metadata is None else shapes(metadata.tree)
 
     def _restore(self, step: int, wanted: dict[str, Any], partial: bool = False) -> dict[str, Any]:
         arguments = {
@@ -134,7 +148,8 @@ class Checkpoints:
             )
             for part, tree in wanted.items()
         }
-        return dict(self._manager.restore(step, args=ocp.args.Composite(**arguments)).items())
+        with self._whole(step):
+            return dict(self._manager.restore(step, args=ocp.args.Composite(**arguments)).items())
 
 
 def find_checkpoint(path: Path) -> tuple[Path, int]:

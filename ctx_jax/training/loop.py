@@ -24,6 +24,9 @@ from ctx_jax.training.optimizers import OptimizerConfig
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
 
+MOST = {"steps": 2**31 - 1, "seed": 2**32 - 1}
+"""The largest values that steps are counted in, and that random keys tell apart."""
+
 READER = "reader_start"
 """Where a checkpoint says at which step its run's reader began."""
 
@@ -54,6 +57,9 @@ class Training:
         for name in ("steps", "seed", "accumulation", "evaluate_every", "checkpoint_every", "log_every", "keep"):
             if getattr(self, name) < least.get(name, 0):
                 raise ValueError(f"training {name} {getattr(self, name)}: choose {least.get(name, 0)} or more")
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"training {name} {getattr(self, name)}: choose {most} or less")
         if self.evaluate_batches is not None and self.evaluate_batches < 1:
             raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
 
@@ -103,7 +109,7 @@ def train(
     steps, vocabulary, built = training.steps, text.store.vocabulary, optimizer.build(training.steps)
     check_batch(mesh, batch_size, training.accumulation)
     evaluation_rows = evaluation_batch_size or batch_size
-    check_batch(mesh, evaluation_rows)
+    check_batch(mesh, evaluation_rows, name="evaluation_batch_size")
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
     abstract = abstract_state(model, built, shapes, mesh)
     run.mkdir(parents=True, exist_ok=True)

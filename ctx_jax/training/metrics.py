@@ -23,12 +23,18 @@ TIMES = ("seconds", "tokens_per_second")
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run, in order: {"step", "kind": "train" or "evaluation", "loss", ...}; a torn last line (of a run
-    that was killed while it wrote) is left out."""
+    that was killed while it wrote) is left out. Raises ValueError naming another line that is damaged."""
     path = run / FILE
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):
-            records.append(json.loads(line))
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record):
+            raise ValueError(f"{path} line {number} is damaged: delete the line, or move the file away")
+        records.append(record)
     return records
 
 
@@ -37,8 +43,12 @@ def summary(run: Path, last: dict[str, dict[str, Any]] | None = None) -> dict[st
 
     Args:
         last: the last line of each kind (`Metrics.last`); None = those of the finished run in the folder.
+
+    Raises ValueError if the finished run's are lost.
     """
     last = {record["kind"]: record for record in read_metrics(run)} if last is None else last
+    if not {"train", "evaluation"} <= last.keys():
+        raise ValueError(f"{run} is finished, but its {FILE} does not say with what: evaluate {run}")
     train, evaluation = last["train"], last["evaluation"]
     return {
         "run": str(run),

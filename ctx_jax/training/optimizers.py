@@ -163,8 +163,9 @@ def check(config: Any) -> None:
     for name in ("b1", "b2"):
         if not 0 <= getattr(config, name, 0.0) < 1:
             raise ValueError(f"{name} {getattr(config, name)}: choose a number from 0 to below 1")
-    if getattr(config, "weight_decay", 0.0) < 0:
-        raise ValueError(f"weight_decay {config.weight_decay}: choose 0 or more")
+    for name in ("weight_decay", "epsilon"):
+        if not getattr(config, name, 0.0) >= 0:
+            raise ValueError(f"{name} {getattr(config, name)}: choose 0 or more")
     if config.clip is not None and not config.clip > 0:
         raise ValueError(f"clip {config.clip}: choose a norm above 0")
 

@@ -17,8 +17,8 @@ Decay = Literal["linear", "cosine", "inverse_square_root", "constant"]
 class WarmUp:
     """Linear warm-up from 0 to `rate`, then decay.
 
-    linear: BERT (arXiv 1810.04805), XLNet; cosine: GPT, Transformer-XL; inverse_square_root: "Attention Is All You Need"
-    (arXiv 1706.03762), equation 3: rate * sqrt(warmup / step), with rate = d^-0.5 * warmup^-0.5.
+    linear: BERT (arXiv 1810.04805), XLNet; cosine: GPT, Transformer-XL; inverse_square_root: "Attention Is All You
+    Need" (arXiv 1706.03762), equation 3: rate * sqrt(warmup / step), with rate = d^-0.5 * warmup^-0.5.
 
     Linear and cosine decay begin where the warm-up ends (the code of XLNet and RoBERTa, Transformer-XL's in TensorFlow)
     or, `from_start`, at step 0, and the warm-up stands in for their first steps (the code of BERT, ALBERT and GPT,
@@ -43,6 +43,8 @@ class WarmUp:
             raise ValueError(f"schedule rate {self.rate}: choose a number above 0")
         if self.warmup < 0:
             raise ValueError(f"schedule warmup {self.warmup}: choose 0 or more steps")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"schedule steps {self.steps}: choose 1 or more, or None for the run's last step")
         if not 0 <= self.final <= 1:
             raise ValueError(f"schedule final {self.final}: choose a fraction of the rate from 0 to 1")
 

@@ -202,6 +202,16 @@ def test_lanes_go_on_where_they_stopped(make_store):
     assert all(set(row[: len(row) // 2]).isdisjoint(row[len(row) // 2 :]) for row in ids)
 
 
+@pytest.mark.parametrize("reader", [Lanes(5, join_documents=True), Lanes(16, join_documents=True, pairs=True)], ids=str)
+def test_joined_documents_are_one_in_each_epoch(make_store, reader):
+    """So that a lane's start does not see its end in the memory."""
+    store, batch_size = make_store(DOCUMENTS * 3), 4
+    count = reader.passes(store, batch_size)
+    for n in range(3 * count):
+        documents = reader.batch(store, n, range(batch_size), batch_size=batch_size, seed=0)["documents"]
+        assert set(documents[documents > 0].tolist()) == {1 + n // count * (len(store.offsets) - 1)}
+
+
 def test_document_ids_stay_int32(make_store):
     store = make_store(DOCUMENTS)
     batch = Lanes(8).batch(store, 2**40, range(2), batch_size=2, seed=0)
@@ -308,6 +318,7 @@ def test_xlnet_pairs_over_many_windows(make_store):
         (Blocks(8), 30, r"the text has 32 tokens, too few for 30 rows of length 8, which need 241: give more text"),
         (Lanes(8), 4, r"too few for 4 rows of length 8, which need 33"),
         (Lanes(20, pairs=True), 1, r"too few for 1 rows of length 20, which need 40"),
+        (Lanes(16, stride=4, pairs=True), 1, r"too few for 1 rows of length 16, which need 35"),
         (Pairs(16), 60, r"the text makes \d+ pairs of length 16, too few for a batch of 60"),
         (Sentences(16), 60, r"the text makes \d+ rows of length 16, too few for a batch of 60"),
     ],

@@ -66,7 +66,10 @@ def test_the_meter_reads_one_step_late(tmp_path, capsys):
         "kind": "train", "loss": 2.0, "lm": 2.0, "accuracy": 0.75, "learning_rate": 0.5, "tokens": 10,
     }  # fmt: skip
     assert lines[1]["tokens_per_second"] > 0
-    assert capsys.readouterr().err.startswith("run: step 2/4  loss 2.0000")
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "run: step 1/4  loss 1.0000  compiled"
+    assert printed[1].startswith("run: step 2/4  loss 2.0000")
+    assert len(printed) == 3
 
 
 @pytest.mark.parametrize("values", [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.nan)])

@@ -21,14 +21,13 @@ from ctx_jax.training.step import loader_transform, make_train_step, prepared_sh
 from tests.tiny import smaller
 
 MESH = Mesh().build(jax.devices()[:1])
-ACCUMULATION = 4
+ROWS, LENGTH, ACCUMULATION = 4, 32, 2
 
 
 def uneven(reader: Reader, store: TokenStore, n: int) -> Batch:
-    """Batch n of the reader, with row b padded from place 32 - 5 (b mod 4) on, and row 5 from the first."""
-    batch = reader.batch(store, n, range(8), batch_size=8, seed=0)
-    padding = np.arange(32) >= 32 - 5 * (np.arange(8)[:, None] % ACCUMULATION)
-    padding[5] = True
+    """Batch n of the reader; the first row is whole, the second ends early, the last is padding throughout."""
+    batch = reader.batch(store, n, range(ROWS), batch_size=ROWS, seed=0)
+    padding = np.arange(LENGTH) >= np.array([LENGTH, 20, 28, 0])[:, None]
     padded = ("tokens", "documents", "words", "next_tokens", "next_documents")
     return {name: np.where(padding, 0, x) if name in padded else x for name, x in batch.items()}
 
@@ -42,7 +41,7 @@ def test_rematerialised_micro_batches_are_the_full_batch(name: str, speeches: Pa
     config = replace(experiment.model, dropout=0.0, attention_dropout=0.0)
     assert config.scan and not config.remat
     optimizer = Sgd(schedule=WarmUp(rate=0.5, decay="constant")).build(3)
-    initial = init_state(config.build(), optimizer, prepared_shapes(objective, reader, store, 8), MESH, seed=0)
+    initial = init_state(config.build(), optimizer, prepared_shapes(objective, reader, store, ROWS), MESH, seed=0)
     shardings, initial = jax.tree.map(lambda x: x.sharding, initial), jax.device_get(initial)
     transform = loader_transform(objective, store.vocabulary, 0) or (lambda batch: batch)
     batches = [transform(uneven(reader, store, n)) for n in range(3)]
