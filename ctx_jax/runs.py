@@ -5,6 +5,7 @@ RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoar
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -84,21 +85,38 @@ def train(
     check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
     _, stores = open_text(experiment, ("train", "validation"))
     save(experiment, folder / "experiment.json")
-    return loop.train(
-        model=experiment.model.build(),
-        objective=experiment.objective,
-        optimizer=experiment.optimizer,
-        mesh=mesh,
-        text=loop.Text(stores["train"], experiment.data.reader),
-        evaluation_text=loop.Text(stores["validation"], experiment.evaluation_reader),
-        batch_size=experiment.data.batch_size,
-        evaluation_batch_size=experiment.evaluation_batch_size,
-        training=experiment.training,
-        run=folder,
-        experiment=to_json(experiment),
-        continue_from=continue_from,
-        start_from=start_from,
-    )
+    with alone(folder):
+        return loop.train(
+            model=experiment.model.build(),
+            objective=experiment.objective,
+            optimizer=experiment.optimizer,
+            mesh=mesh,
+            text=loop.Text(stores["train"], experiment.data.reader),
+            evaluation_text=loop.Text(stores["validation"], experiment.evaluation_reader),
+            batch_size=experiment.data.batch_size,
+            evaluation_batch_size=experiment.evaluation_batch_size,
+            training=experiment.training,
+            run=folder,
+            experiment=to_json(experiment),
+            continue_from=continue_from,
+            start_from=start_from,
+        )
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Raises ValueError if another process trains in the folder (the kernel drops the lock of one that dies)."""
+    if jax.process_index() > 0:
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is being trained by another process: wait for it or choose another --run"
+            ) from None
+        yield
 
 
 def claim(folder: Path, experiment: Experiment) -> None:

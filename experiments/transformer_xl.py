@@ -101,9 +101,10 @@ def wikitext103_base() -> Experiment:
 
 
 def wikitext103_large() -> Experiment:
-    """The 18-layer model of WikiText-103 (the paper's 257M; its settings count 285M): 4,000,000 steps of 128 sequences of 384, dropout 0.2; 64 TPU cores.
+    """The 18-layer model of WikiText-103 (the paper's 257M; its settings count 285M): 64 TPU cores.
 
-    Adam 2.5e-4 after 16,000 steps of warm-up, cosine. Published: perplexity 18.3 (per word) with
+    4,000,000 steps of 128 sequences of 384, dropout 0.2; Adam 2.5e-4 after 16,000 steps of warm-up, cosine.
+    Published: perplexity 18.3 (per word) with
     `evaluate RUN --length 128 --memory-length 1600 --clamp-length 1000 --same-length`.
     """
     small = wikitext103_base()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from ctx_jax.cli import main
+from ctx_jax.cli import COMMANDS, main
+from ctx_jax.runs import alone
 
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 2 --model.feed-forward 32 --data.reader.length 32 "
@@ -63,6 +65,19 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("train xlnet:tiny --objective.perm-size 48", "perm_size 48 does not divide the reader's length 128"),
         ("train bert:tiny --model.classes 3", "needs model.classes 2, not 3"),
         ("train transformer_xl:tiny --model.memory-length 0", "needs a model with memory"),
+        ("train gpt:tiny --text", "--text is given no path"),
+        ("train gpt:tiny --text=", "--text is given no path"),
+        ("train gpt:tiny --text {speeches} --text=no-such-folder", "no text in no-such-folder"),
+        ("train gpt:tiny stray", "train takes one EXPERIMENT, not also 'stray'"),
+        ("train gpt:tiny --training.steps 3 stray", "'stray' belongs to no option"),
+        ("train bert:tiny --model.nopooler", "did you mean '--model.no-pooler'?"),
+        ("train bert:tiny --model.segments 1", "model.segments 1 is too few for the pairs of data.reader"),
+        ("train gpt:tiny --optimizer.clip inf", "optimizer.clip inf is not a number that can be computed with"),
+        ("train gpt:tiny --continue a --from b", "--continue a and --from b: choose one of them"),
+        ("train gpt:tiny --data.folder /dev/null", "/dev/null: File exists: choose another path"),
+        ("evaluate no-such-run --lenght 3", "unknown option --lenght; did you mean '--length'?"),
+        ("generate no-such-run --prompt", "--prompt is given no text"),
+        ("generate no-such-run --prompt a --temperature 1e-45", "choose 0 (greedy) or a number from 1e-06 upward"),
     ],
 )
 def test_a_mistake_is_one_line_and_no_traceback(
@@ -124,6 +139,10 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
     assert code == 2
     assert "training.seed: 0 -> 1" in err
 
+    code, out, err = run(["evaluate", "runs/a", "--batch-size", "0"], capsys)
+    assert (code, out) == (2, "")
+    assert "--batch-size 0 is not a number of rows" in err
+
     code, out, _ = run(["evaluate", "runs/a", "--stride", "8"], capsys)
     assert json.loads(out)["stride"] == 8
 
@@ -133,6 +152,49 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
     code, out, _ = run(["report", "runs/a", "runs/b", "--output", "page.html"], capsys)
     assert json.loads(out)["report"] == "page.html"
     assert Path("page.html").stat().st_size > 1000
+
+    code, out, err = run(["report", "runs/a", "--output", "runs"], capsys)
+    assert (code, out) == (2, "")
+    assert "runs: Is a directory: choose another path" in err
+
+    with alone(Path("runs/a")):
+        code, out, err = run(["train", "runs/a/experiment.json", "--run", "runs/a"], capsys)
+    assert (code, out) == (2, "")
+    assert "runs/a is being trained by another process" in err
+
+    Path("runs/a/metrics.jsonl").write_text("{}\n")
+    code, out, err = run(["train", "runs/a/experiment.json", "--run", "runs/a"], capsys)
+    assert (code, out) == (2, "")
+    assert "runs/a/metrics.jsonl line 1 is damaged" in err
+
+    shutil.rmtree("runs/b/checkpoints/2/params")
+    code, out, err = run(["evaluate", "runs/b"], capsys)
+    assert (code, out) == (2, "")
+    assert "checkpoints/2 is damaged" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted: the same command goes on"),
+        (OSError(28, "No space left on device", "runs/a"), 1, "runs/a: No space left on device"),
+        (PermissionError(13, "Permission denied", "runs/a"), 2, "runs/a: Permission denied: choose another path"),
+        (KeyError("x"), 1, "unexpected KeyError: 'x'; --debug shows where"),
+        (MemoryError(), 1, "choose a smaller batch"),
+    ],
+)
+def test_every_failure_is_one_line(error: BaseException, code: int, message: str, monkeypatch, capsys):
+    def fails(arguments: list[str]) -> None:
+        print("noise of a library")
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "report", fails)
+    found, out, err = run(["report"], capsys)
+    assert (found, out) == (code, "")
+    assert err.splitlines()[0] == "noise of a library"
+    assert message in err.splitlines()[1]
+    with pytest.raises(type(error)):
+        main(["report", "--debug"])
 
 
 def test_doctor_needs_no_memory(capsys):

@@ -150,7 +150,7 @@ def test_bad_input_is_named(tmp_path: Path):
     run = make_run(tmp_path, "run", steps=2)
     for damaged in ('{"step": 1}', '{"step": 1, "kind": "other"}', '{"step"', "[]"):
         (run / "metrics.jsonl").write_text(damaged + "\n")
-        with pytest.raises(ValueError, match=r"run is damaged, its metrics\.jsonl or experiment\.json"):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl .*damaged|damaged, its metrics\.jsonl"):
             report.write([run], tmp_path / "report.html")
     run = make_run(tmp_path, "other", steps=2)
     (run / "experiment.json").unlink()
