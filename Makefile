@@ -8,8 +8,9 @@ EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
 .PHONY: quickstart test lint types clean
 
+# Only the result goes to stdout.
 quickstart: $(VENV)/.run
-	$(RUN) experiments/quickstart.py
+	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
 	$(TEST) -n 2 --ignore=tests/multidevice
@@ -28,12 +29,12 @@ clean:
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than Python 3.11: name a newer one, make PYTHON=python3.12 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) >&2
 
 $(VENV)/.run: requirements.txt pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --disable-pip-version-check -e .
-	touch $@
+	@$(RUN) -m pip install --disable-pip-version-check -e . >&2
+	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt requirements.txt pyproject.toml | $(VENV)/bin/python
-	$(RUN) -m pip install --disable-pip-version-check -e . -r requirements-dev.txt
-	touch $@ $(VENV)/.run
+	@$(RUN) -m pip install --disable-pip-version-check -e . -r requirements-dev.txt >&2
+	@touch $@ $(VENV)/.run

@@ -151,6 +151,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         case OSError(filename=file, strerror=reason) if reason:
             remedy = "choose another path" if isinstance(error, BAD_PATHS) else "mend it, then the same command goes on"
             return f"{file or 'the system'}: {reason}: {remedy}", 2 if isinstance(error, BAD_PATHS) else 1
+        case ValueError() if "No space left" in str(error):  # as orbax raises it
+            return "the disk is full: make room, then the same command goes on", 1
         case ValueError() | FileNotFoundError():
             return str(error), 2
         case jax.errors.JaxRuntimeError() | MemoryError():
