@@ -21,7 +21,7 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff format --check .
 
 types: $(VENV)/.dev
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 clean:
 	rm -rf $(VENV) data runs
