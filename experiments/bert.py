@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Masked(max_predictions=20, relation=1.0),
         optimizer=AdamW(schedule=WarmUp(rate=1e-3, warmup=40)),
-        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
+        training=Training(steps=600, evaluate_every=200, checkpoint_every=200),
     )
 
 

@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Causal(),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40, decay="cosine")),
-        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
+        training=Training(steps=600, evaluate_every=200, checkpoint_every=200),
     )
 
 

@@ -130,7 +130,9 @@ def rounded(value: Any) -> Any:
 
 def table(results: dict[str, dict[str, Any]], tokens: int) -> Table:
     """One row for each objective: its score on the held-out speeches beside its baselines'."""
-    rows = Table(title=f"Held-out speeches after {tokens:,} training tokens each", box=box.SIMPLE_HEAD)
+    rows = Table(
+        title=f"Held-out speeches after {tokens:,} training tokens each", box=box.SIMPLE_HEAD, collapse_padding=True
+    )
     rows.add_column("objective")
     for name in ("targets", "nats", "unigram", "accuracy", "bits/byte", "unigram", "bigram"):
         rows.add_column(name, justify="right")

@@ -39,7 +39,7 @@ def tiny() -> Experiment:
         ),
         objective=Segment(),
         optimizer=AdamW(schedule=WarmUp(rate=2e-3, warmup=40, decay="cosine"), weight_decay=0.0),
-        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
+        training=Training(steps=600, evaluate_every=200, checkpoint_every=200),
     )
 
 

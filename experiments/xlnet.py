@@ -45,7 +45,7 @@ def tiny() -> Experiment:
         ),
         objective=Permutation(num_predict=21, perm_size=64),
         optimizer=AdamW(schedule=WarmUp(rate=1e-3, warmup=40)),
-        training=Training(steps=800, evaluate_every=200, checkpoint_every=400),
+        training=Training(steps=600, evaluate_every=200, checkpoint_every=200),
     )
 
 
