@@ -126,7 +126,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if command not in COMMANDS:
             raise UsageError(f"unknown command {command!r}{nearest(command, list(COMMANDS))}; see --help")
-        with contextlib.redirect_stdout(sys.stderr):  # whatever a library or an experiment prints
+        helping = not {"-h", "--help"}.isdisjoint(rest)
+        # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
+        with contextlib.nullcontext() if helping else contextlib.redirect_stdout(sys.stderr):
             result = COMMANDS[command](rest)
         print(json.dumps(result), flush=True)
     except (Exception, KeyboardInterrupt) as error:
