@@ -32,6 +32,7 @@ from ctx_jax.analysis import report
 from ctx_jax.contract import Batch
 from ctx_jax.evaluation.ngrams import Bigram, Unigram, transitions
 from ctx_jax.experiment import Experiment, find
+from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.step import prepare
 
 FOLDER = Path("runs/quickstart")
@@ -152,5 +153,6 @@ def table(results: dict[str, dict[str, Any]], tokens: int) -> Table:
 if __name__ == "__main__":
     try:
         main()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted) as stop:
+        print(f"error: {stop or 'interrupted'}; make quickstart goes on from there", file=sys.stderr)
         sys.exit(130)
