@@ -154,5 +154,5 @@ if __name__ == "__main__":
     try:
         main()
     except (KeyboardInterrupt, Interrupted) as stop:
-        print(f"error: {stop or 'interrupted'}; make quickstart goes on from there", file=sys.stderr)
+        print("error:", str(stop) or "interrupted: the same command goes on", file=sys.stderr)
         sys.exit(130)
