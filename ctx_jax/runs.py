@@ -161,7 +161,7 @@ def open_run(path: Path, split: Split = "validation", **settings: Any) -> Traine
     mesh = experiment.mesh.build()
     tokenizer, stores = open_text(experiment, (split,))
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
-    rows = check_rows(mesh, experiment.evaluation_batch_size)
+    rows = divisible_rows(mesh, experiment.evaluation_batch_size)
     shapes = prepared_shapes(experiment.objective, experiment.evaluation_reader, stores[split], rows)
     abstract = abstract_state(model, optimizer, shapes, mesh)
     with Checkpoints(folder) as checkpoints:
@@ -180,7 +180,7 @@ def with_settings(config: Any, settings: dict[str, Any]) -> Any:
     return replace(config, **chosen)
 
 
-def check_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
+def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
     """The smallest number of rows, at least `rows`, that divides over the mesh."""
     parts = mesh.shape["data"] * mesh.shape["fsdp"]
     return -(-rows // parts) * parts
@@ -212,7 +212,7 @@ def evaluate(
     reader, mesh = reread(trained.experiment.evaluation_reader, length, stride), trained.mesh
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
-    rows = check_rows(mesh, batch_size or experiment.evaluation_batch_size)
+    rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
     transform = loader_transform(experiment.objective, trained.store.vocabulary, None)
     step = make_eval_step(trained.model, experiment.objective, trained.store.vocabulary, mesh)
     memory = memory_maker(trained.model, rows, mesh)()
@@ -228,7 +228,8 @@ def evaluate(
             store=trained.store,
             memory_length=getattr(experiment.model, "memory_length", 0),
         )
-    return {"run": str(path), "step": trained.step, "split": split, "streams": rows, **result}
+    chosen = {name: getattr(experiment.model, name) for name in settings if hasattr(experiment.model, name)}
+    return {"run": str(path), "step": trained.step, "split": split, "streams": rows, **chosen, **result}
 
 
 def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:

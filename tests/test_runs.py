@@ -157,6 +157,7 @@ def test_every_window_of_evaluation_scores_each_token_once(speeches: Path, folde
     )
     assert remembering["tokens"] == whole["tokens"]
     assert (remembering["target_length"], remembering["memory_length"], remembering["streams"]) == (8, 40, 1)
+    assert (remembering["same_length"], remembering["clamp_length"]) == (True, 20)
     with pytest.raises(ValueError, match="GptConfig has no memory_length"):
         runs.evaluate(tmp_path / "gpt", memory_length=40)
     with pytest.raises(ValueError, match="unknown split 'tset'; did you mean 'test'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -199,7 +200,7 @@ def matching(path: Path, params: Any) -> tuple[Any, list[str]]:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second one acts as it did before."""
+    """An event that the first Ctrl-C sets, and says so; the second one acts as it did before."""
     stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -208,6 +209,8 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     def handle(*_: Any) -> None:
         stop.set()
         signal.signal(signal.SIGINT, before)
+        # Not print: a signal may interrupt one.
+        os.write(2, b"\nstopping after this step, which is saved; Ctrl-C again stops at once and saves nothing\n")
 
     signal.signal(signal.SIGINT, handle)
     try:
