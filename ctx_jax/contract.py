@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-import jax
 import numpy as np
+
+if TYPE_CHECKING:  # the processes that tokenize start without it
+    import jax
 
 Batch = dict[str, Any]
 """A batch-first dict of arrays (numpy from a reader, jax after the loader). Every reader gives
@@ -40,7 +42,7 @@ permutation LM also `ranks` [B, T] int32: a position sees lower ranks, and its c
 A short last batch is padded with rows whose `documents` are 0, so that shapes are static.
 """
 
-TokenCounts = dict[str, jax.Array]
+TokenCounts = dict[str, "jax.Array"]
 Variables = Mapping[str, Any]
 
 

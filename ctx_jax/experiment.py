@@ -24,7 +24,7 @@ from typing import Any
 
 from ctx_jax.contract import Reader
 from ctx_jax.data.corpora import Sotu
-from ctx_jax.data.tokenizers import SentencePiece
+from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.serialization import from_json, leaves, nearest, to_json
 from ctx_jax.training.loop import Training
@@ -36,7 +36,7 @@ NOT_IDENTITY = re.compile(
 """Fields that do not change what a run computes: left out of the fingerprint."""
 
 PARTS = (
-    ("data.corpus", "documents", "data/corpora.py"),
+    ("data.corpus", "passages", "data/corpora.py"),
     ("data.tokenizer", "train", "data/tokenizers.py"),
     ("data.reader", "passes", "data/readers.py or data/pairs.py"),
     ("model", "vocabulary_size", "models/"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ctx_jax.data.corpora import TextFiles
 from ctx_jax.data.readers import Blocks
-from ctx_jax.data.tokenizers import SentencePiece
+from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.experiment import Data, Experiment
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.objectives.causal import Causal

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ctx_jax.data.corpora import TextFiles
 from ctx_jax.data.readers import Lanes
-from ctx_jax.data.tokenizers import SentencePiece
+from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.experiment import Data, Experiment
 from ctx_jax.models.transformer_xl import TransformerXLConfig
 from ctx_jax.objectives.segment import Segment

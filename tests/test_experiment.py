@@ -101,7 +101,7 @@ def test_options_name_every_field_and_the_opposite_of_flags():
         ("data.reader", 1, "it: data.reader 1 has no passes: use one of data/readers.py"),
         ("data.evaluation_reader", 1, "it.data: data.evaluation_reader 1 is no reader"),
         ("data.tokenizer", None, "it: data.tokenizer None has no train: use one of data/tokenizers.py"),
-        ("data.corpus", to_json(Mesh()), "has no documents: use one of data/corpora.py"),
+        ("data.corpus", to_json(Mesh()), "has no passages: use one of data/corpora.py"),
         ("data.tokenizer.training_characters", -1, "training_characters -1 hold no text"),
         ("optimizer.weight_decay", float("inf"), "it: optimizer.weight_decay inf is not a number"),
         ("optimizer.epsilon", -1.0, "it.optimizer: epsilon -1.0: choose 0 or more"),

@@ -6,11 +6,11 @@ import codecs
 import glob
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from ctx_jax.data import fingerprint
 
@@ -19,25 +19,54 @@ Split = Literal["train", "validation", "test"]
 SHARE = 20
 """One part in so many is held out for each of validation and test."""
 
+PASSAGE = 1 << 18
+"""Characters of a passage, at most; so never more than 1 MiB of UTF-8."""
+
+
+class Passage(NamedTuple):
+    """A part of a document. Joined, the passages of a document are its text.
+
+    A long document is cut before the last white-space character of a run (a paragraph's end, else a line end, else a
+    space), so that its tokens are those of the whole; where there is no white space at all, anywhere.
+    """
+
+    text: str
+    """At most `PASSAGE` characters."""
+    first: bool
+    """Whether the document begins with it."""
+    last: bool
+    """Whether the document ends with it."""
+    language: str
+    """ISO 639-1 code: which rules end a sentence."""
+
 
 class Corpus(Protocol):
     """Where text comes from. A frozen dataclass; its fields are its config."""
 
-    @property
-    def language(self) -> str:
-        """ISO 639-1 code: which rules end a sentence."""
-        ...
-
-    def documents(self, split: Split) -> Iterator[str]:
-        """The documents of a split, always in the same order, one at a time.
+    def passages(self, split: Split) -> Iterator[Passage]:
+        """The documents of a split, always in the same order, streamed.
 
         Lines end in "\\n" alone; a document neither begins nor ends with a line end, and is never empty.
         """
         ...
 
+    def size(self, split: Split) -> int | None:
+        """About how many bytes of UTF-8 the split has, if that is known without reading it."""
+        ...
+
     def fingerprint(self) -> str:
         """A key of the text and of how it is cut: it depends on content, not on paths or times."""
         ...
+
+
+def documents(passages: Iterable[Passage]) -> Iterator[str]:
+    """Whole documents."""
+    parts: list[str] = []
+    for passage in passages:
+        parts.append(passage.text)
+        if passage.last:
+            yield "".join(parts)
+            parts.clear()
 
 
 @dataclass(frozen=True)
@@ -48,12 +77,14 @@ class Sotu:
     ...), so that all splits span the centuries: 225, 12 and 12 speeches.
     """
 
-    @property
-    def language(self) -> str:
-        return "en"
-
-    def documents(self, split: Split) -> Iterator[str]:
+    def passages(self, split: Split) -> Iterator[Passage]:
         """The speeches of a split, in order of time."""
+        return (Passage(text, True, True, "en") for text in self._documents(split))
+
+    def size(self, split: Split) -> int | None:
+        return 11_000_000 if split == "train" else 600_000
+
+    def _documents(self, split: Split) -> Iterator[str]:
         return held_out(lambda: (read_text(path) for path in self._speeches()), split, ("validation", "test"))
 
     def fingerprint(self) -> str:
@@ -89,10 +120,15 @@ class TextFiles:
     language: str = "en"
     """ISO 639-1 code: which rules end a sentence."""
 
-    def documents(self, split: Split) -> Iterator[str]:
-        """The documents of a split, in order of file names.
+    def passages(self, split: Split) -> Iterator[Passage]:
+        """The documents of a split, in order of file names."""
+        return (Passage(text, True, True, self.language) for text in self._documents(split))
 
-        Raises ValueError for bytes that are not UTF-8 (naming file and byte), FileNotFoundError where there is no text.
+    def size(self, split: Split) -> int | None:
+        return None
+
+    def _documents(self, split: Split) -> Iterator[str]:
+        """Raises ValueError for bytes that are not UTF-8 (naming file and byte), FileNotFoundError where there is no text.
         """
         own = {"validation": self.validation, "test": self.test}
         path = own.get(split)

@@ -16,10 +16,10 @@ from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]  # 
 
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import building, fingerprint
-from ctx_jax.data.corpora import Corpus, Split
+from ctx_jax.data.corpora import Corpus, Passage, Split
 from ctx_jax.data.tokenizers import Tokenizer
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever a store of the same corpus and tokenizer would come out different."""
 
 WORD, SENTENCE = 1, 2
@@ -44,7 +44,7 @@ class Store:
     """The fingerprint of the tokenizer."""
     split: Split
     splitter: str
-    """What found the sentences: library, version, language."""
+    """What found the sentences: library and version."""
 
 
 def prepare(
@@ -60,7 +60,7 @@ def prepare(
     preparation leaves nothing that looks finished, and one of two processes waits for the other. `progress` is told the
     documents and the bytes of text done so far. Memory holds one document.
     """
-    splitter = f"sentencex {version('sentencex')} {corpus.language}"
+    splitter = f"sentencex {version('sentencex')}"
     keys = {"corpus": corpus.fingerprint(), "tokenizer": tokenizer.fingerprint, "split": split, "splitter": splitter}
     path = folder / f"{split}-{fingerprint(FORMAT, keys)[:16]}"
     with building(path) as partial:
@@ -106,17 +106,23 @@ def token_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
 
 
-def encode_document(text: str, tokenizer: Tokenizer, language: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and flags of a document as they are stored, its begin and end tokens included."""
+def encode_passage(passage: Passage, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and flags of a passage as they are stored, with the begin token before a document's first and the end token
+    after its last."""
     vocabulary = tokenizer.vocabulary
-    encoding = tokenizer.encode(text)
+    encoding = tokenizer.encode(passage.text, continued=not passage.first)
     flags = encoding.word_starts() * np.uint8(WORD)
-    sentences = encoding.tokens_at(sentence_characters(encoding.text, language))
-    sentences[:1] = 0  # white space before the first sentence is part of it
+    characters = sentence_characters(encoding.text, passage.language)
+    if not (passage.first or passage.text.startswith("\n")):
+        characters = characters[1:]  # the document was cut within a line
+    sentences = encoding.tokens_at(characters)
+    if passage.first:
+        sentences[:1] = 0  # white space before the first sentence is part of it
     flags[sentences] |= SENTENCE
-    end = [vocabulary.end] if vocabulary.end != vocabulary.begin else []
-    ids = np.concatenate([[vocabulary.begin], encoding.ids, end]).astype(token_dtype(vocabulary))
-    return ids, np.pad(flags, (1, len(end)))
+    begin = [vocabulary.begin] if passage.first else []
+    end = [vocabulary.end] if passage.last and vocabulary.end != vocabulary.begin else []
+    ids = np.concatenate([begin, encoding.ids, end]).astype(token_dtype(vocabulary))
+    return ids, np.pad(flags, (len(begin), len(end)))
 
 
 def sentence_characters(text: str, language: str) -> np.ndarray:
@@ -143,14 +149,17 @@ def _write(
         (folder / "document_bytes.bin").open("wb") as bytes_file,
     ):
         offsets_file.write(np.int64(0).tobytes())
-        for text in corpus.documents(split):
-            tokens, flags = encode_document(text, tokenizer, corpus.language)
-            size = len(text.encode())
-            documents, total, read = documents + 1, total + len(tokens), read + size
+        size = 0
+        for passage in corpus.passages(split):
+            tokens, flags = encode_passage(passage, tokenizer)
             tokens_file.write(tokens.tobytes())
             flags_file.write(flags.tobytes())
+            total, size = total + len(tokens), size + len(passage.text.encode())
+            if not passage.last:
+                continue
             offsets_file.write(np.int64(total).tobytes())
             bytes_file.write(np.int64(size).tobytes())
+            documents, read, size = documents + 1, read + size, 0
             if progress is not None:
                 progress(documents, read)
     return {"documents": documents, "tokens": total}

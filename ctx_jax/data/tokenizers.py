@@ -1,26 +1,26 @@
-"""Text to ids and back, with the place of every token in the text."""
+"""Text to ids and back, with the place of every token in the text: what every tokenizer is.
+
+The kinds are in sentencepieces.py (unigram, BPE), subwords.py (WordPiece, byte-level BPE) and symbols.py (bytes,
+characters, words).
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import heapq
-import io
 import json
-import random
-import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
-import sentencepiece
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data import building, fingerprint
+from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Corpus
+from ctx_jax.serialization import from_json, to_json
+
+Normalization = Literal["none", "NFC", "NFKC"]
+"""Unicode normalisation of all text, in training and in use."""
 
 SPACES = np.array([chr(code).isspace() for code in range(0x3002)])
 """Whether a code point is white space; U+3000 is the last that is."""
@@ -30,7 +30,7 @@ class Encoding(NamedTuple):
     """A text in tokens."""
 
     text: str
-    """The normalised text: what `decode(ids)` gives back, and what `starts` counts in."""
+    """The text after Unicode normalisation: what `starts` counts in."""
     ids: np.ndarray
     """[n] int32; no special ids, whatever the text says."""
     starts: np.ndarray
@@ -48,7 +48,12 @@ class Encoding(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """A trained tokenizer."""
+    """A trained tokenizer. It can be pickled: other processes load it from its folder."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        ...
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -58,171 +63,53 @@ class Tokenizer(Protocol):
         """A key of everything that decides the ids."""
         ...
 
-    def encode(self, text: str) -> Encoding:
-        """The whole text; nothing in it ever becomes a special id."""
+    def encode(self, text: str, continued: bool = False) -> Encoding:
+        """A text, or with `continued` a passage of a document that is not its first (`corpora.Passage`): the ids of a
+        document's passages, joined, are the document's. Nothing in the text ever becomes a special id."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """`decode(encode(text).ids) == encode(text).text`; special ids are left out."""
+        """`decode(encode(text).ids) == normalize(text)`; special ids are left out."""
+        ...
+
+    def normalize(self, text: str) -> str:
+        """The text as far as this tokenizer keeps it."""
         ...
 
 
 class TokenizerConfig(Protocol):
     """How to make a tokenizer. A frozen dataclass; its fields are its config."""
 
-    def train(self, documents: Iterable[str], folder: Path) -> Tokenizer:
-        """Reads the documents once, writes `folder`, whole or not at all; raises ValueError for too little text."""
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids, special ones included; at most so many where the text decides."""
+        ...
+
+    def train(self, texts: Iterable[str], folder: Path) -> Tokenizer:
+        """Reads the texts (documents or passages of them) once, writes `folder`, whole or not at all, or loads what is
+        there already. The same texts give the same ids. Raises ValueError for too little text."""
+        ...
+
+    def load(self, folder: Path) -> Tokenizer:
+        """The tokenizer that `train` wrote."""
         ...
 
 
-@dataclass(frozen=True)
-class SentencePiece:
-    """SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226) with byte fallback, so that no text is unknown."""
-
-    vocabulary_size: int = 2048
-    """Pieces, the 7 special ids and 256 bytes included."""
-    model_type: Literal["unigram", "bpe"] = "unigram"
-    """Unigram language model (Kudo 2018, arXiv 1804.10959) or byte-pair encoding."""
-    normalization: Literal["none", "NFC", "NFKC"] = "NFC"
-    """Unicode normalisation of all text, in training and in use."""
-    character_coverage: float = 0.9995
-    """The part of the training text's characters that get pieces; the rest is spelled in bytes."""
-    training_characters: int = 10_000_000
-    """Size of the sample of lines that pieces are learned from; memory grows with it, not with the corpus."""
-
-    def __post_init__(self) -> None:
-        if self.vocabulary_size < 300:
-            raise ValueError(
-                f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, choose 300 or more"
-            )
-        if self.training_characters < 1:
-            raise ValueError(f"training_characters {self.training_characters} hold no text: choose 1 or more")
-        if not 0.9 < self.character_coverage <= 1:
-            raise ValueError(f"character_coverage {self.character_coverage} is not in (0.9, 1]: choose 0.9995")
-
-    def train(self, documents: Iterable[str], folder: Path) -> Tokenizer:
-        """Learns the pieces from the documents (train split alone), or loads them where `folder` is there already.
-
-        The same documents give the same pieces, to the bit. Raises ValueError if the text is too little for them.
-        """
-        with building(folder) as partial:
-            if partial is not None:
-                lines = (line for text in documents for line in short_lines(normalize(text, self.normalization)))
-                (partial / "sentencepiece.model").write_bytes(self._learn(sample(lines, self.training_characters)))
-                config = {"type": type(self).__name__, **dataclasses.asdict(self)}
-                (partial / "tokenizer.json").write_text(json.dumps(config, indent=1) + "\n")
-        return load_tokenizer(folder)
-
-    def _learn(self, lines: list[str]) -> bytes:
-        if not any(map(str.strip, lines)):
-            raise ValueError("there is no text to learn pieces from: the train split of the corpus is empty")
-        model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(lines),
-                model_writer=model,
-                vocab_size=self.vocabulary_size,
-                model_type=self.model_type,
-                character_coverage=self.character_coverage,
-                byte_fallback=True,
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                max_sentence_length=1 << 30,
-                num_threads=4,  # part of the result: the order in which counts are added
-                minloglevel=3,
-                pad_id=0,
-                pad_piece="<pad>",
-                unk_id=1,
-                unk_piece="<unk>",
-                bos_id=2,
-                bos_piece="<s>",
-                eos_id=3,
-                eos_piece="</s>",
-                control_symbols=["<cls>", "<sep>", "<mask>"],
-            )
-        except RuntimeError as error:
-            size = sum(len(line.encode()) for line in lines)
-            if most := re.search(r"set it to a value <= (\d+)", str(error)):
-                remedy = f"choose at most {most[1]} or give more text"
-            elif least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
-                remedy = f"choose more than {least[1]} or a lower character_coverage"
-            else:
-                raise
-            raise ValueError(
-                f"vocabulary_size {self.vocabulary_size} does not fit a training text of {size} bytes: {remedy}"
-            ) from None
-        return model.getvalue()
+CONFIG = "config.json"
+"""The file in a tokenizer's folder that says what it is."""
 
 
-class SentencePieceTokenizer:
-    """Pieces of single lines, put together.
-
-    The text is normalised to the recorded Unicode form, and "▁" (U+2581, which stands for the space in pieces)
-    becomes a space; else nothing is lost: `decode(encode(text).ids)` is that text, with its line ends, tabs and runs
-    of spaces. Each line is encoded by itself, so that a word has the same pieces after a line end as after a space,
-    and line ends are the byte piece <0x0A>, which no other text can produce.
-    """
-
-    def __init__(self, folder: Path, normalization: Literal["none", "NFC", "NFKC"]) -> None:
-        model = (folder / "sentencepiece.model").read_bytes()
-        self.normalization: Literal["none", "NFC", "NFKC"] = normalization
-        self.fingerprint = fingerprint(type(self).__name__, normalization, hashlib.sha256(model).hexdigest())
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        piece = self._processor.piece_to_id
-        self.vocabulary = Vocabulary(
-            size=self._processor.piece_size(),
-            pad=piece("<pad>"),
-            unknown=piece("<unk>"),
-            begin=piece("<s>"),
-            end=piece("</s>"),
-            classification=piece("<cls>"),
-            separator=piece("<sep>"),
-            mask=piece("<mask>"),
-        )
-        self._line_end = piece("<0x0A>")
-        pieces = [self._processor.id_to_piece(index) for index in range(self.vocabulary.size)]
-        # A character that is spelled in bytes counts at the first of them, and all stand at its place.
-        continues = [self._processor.is_byte(i) and 0x80 <= int(p[1:-1], 16) < 0xC0 for i, p in enumerate(pieces)]
-        single = [self._processor.is_byte(index) for index in range(len(pieces))]
-        self._lengths = np.array(
-            [int(not c) if s else len(p) for p, s, c in zip(pieces, single, continues, strict=True)]
-        )
-        self._shifts = np.array([p.startswith("▁") - c for p, c in zip(pieces, continues, strict=True)])
-
-    def encode(self, text: str) -> Encoding:
-        """Raises nothing: every text has pieces, an empty one none."""
-        text = normalize(text, self.normalization)
-        lines = text.split("\n")
-        pieces = self._processor.encode([line for line in lines if line], out_type="numpy", num_threads=1)
-        solid = np.array([bool(line) for line in lines])
-        counts = np.zeros(len(lines), np.int64)
-        counts[solid] = [len(line) for line in pieces]
-        ends = np.cumsum(counts + 1) - 1
-        ids = np.empty(ends[-1] + 1, np.int32)
-        inside = np.ones(len(ids), bool)
-        inside[ends] = False
-        ids[ends] = self._line_end
-        ids[inside] = np.concatenate([*pieces, np.zeros(0, np.int32)])
-        lengths, shifts = self._lengths[ids], self._shifts[ids]
-        firsts = (ends - counts)[solid]
-        lengths[firsts] -= 1  # the space that SentencePiece puts before a line
-        shifts[firsts] = 0
-        starts = np.cumsum(lengths) - lengths + shifts
-        return Encoding(text, ids[:-1], starts[:-1])
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Special ids are left out; bytes that are not UTF-8 become U+FFFD."""
-        ids = np.asarray(ids, np.int32)
-        lines = np.split(ids, np.flatnonzero(ids == self._line_end))
-        return "\n".join(self._processor.decode(line[line != self._line_end].tolist()) for line in lines)
+def save_config(config: Any, folder: Path) -> None:
+    """Writes which tokenizer a folder holds."""
+    (folder / CONFIG).write_text(json.dumps(to_json(config), indent=1) + "\n")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that was trained into `folder`."""
-    file = folder / "tokenizer.json"
+    """The tokenizer in `folder`. Raises FileNotFoundError if there is none."""
+    file = folder / CONFIG
     if not file.is_file():
         raise FileNotFoundError(f"no tokenizer in {folder}: train one into it first")
-    return SentencePieceTokenizer(folder, json.loads(file.read_text())["normalization"])
+    return from_json(json.loads(file.read_text()), str(file)).load(folder)
 
 
 def prepare_tokenizer(
@@ -233,14 +120,12 @@ def prepare_tokenizer(
     path = folder / f"tokenizer-{fingerprint(config, corpus.fingerprint())[:16]}"
     if not path.exists():
         log(f"training a tokenizer: {config}")
-    return config.train(corpus.documents("train"), path)
+    return config.train((passage.text for passage in corpus.passages("train")), path)
 
 
-def normalize(text: str, form: Literal["none", "NFC", "NFKC"]) -> str:
-    """The text as SentencePiece can give it back."""
-    if text.isascii():
-        return text
-    return (text if form == "none" else unicodedata.normalize(form, text)).replace("▁", " ")
+def unicode_normalized(text: str, form: Normalization) -> str:
+    """The text in a Unicode normalisation form."""
+    return text if form == "none" or text.isascii() else unicodedata.normalize(form, text)
 
 
 def word_characters(text: str) -> np.ndarray:
@@ -251,24 +136,3 @@ def word_characters(text: str) -> np.ndarray:
         codes = np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), len(SPACES) - 1)
     space = np.concatenate([[True], SPACES[codes], [True]])
     return space[:-1] & ~space[1:]
-
-
-def short_lines(text: str) -> Iterator[str]:
-    """Lines to learn from: white space other than the space ends one too, lest it join two words in a piece; long
-    ones are cut at a space, so that any sample of lines is fair."""
-    for line in re.split(r"[^\S ]+", text):
-        for part in re.finditer(r" ?(.{1,2000}(?= |$)|.{2000})", line):
-            yield part[1]
-
-
-def sample(lines: Iterable[str], characters: int) -> list[str]:
-    """All lines, or a fixed uniform sample of them of about so many characters, in order; never holds more."""
-    draw = random.Random(0).random
-    kept: list[tuple[float, int, str]] = []
-    held = 0
-    for number, line in enumerate(lines):
-        heapq.heappush(kept, (draw(), number, line))
-        held += len(line)
-        while held > characters:
-            held -= len(heapq.heappop(kept)[2])
-    return [line for _, _, line in sorted(kept, key=lambda entry: entry[1])]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data.corpora import Sotu
-from ctx_jax.data.tokenizers import SentencePiece, Tokenizer
+from ctx_jax.data.corpora import Sotu, documents
+from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.data.tokenizers import Tokenizer
 
 
 @dataclass(eq=False)
@@ -62,4 +63,4 @@ def make_store() -> Callable[..., MadeStore]:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """400 pieces, learned from five speeches."""
     folder: Path = tmp_path_factory.mktemp("tokenizer") / "pieces"
-    return SentencePiece(vocabulary_size=400).train(itertools.islice(Sotu().documents("train"), 5), folder)
+    return SentencePiece(vocabulary_size=400).train(itertools.islice(documents(Sotu().passages("train")), 5), folder)

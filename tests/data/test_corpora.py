@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ctx_jax.data.corpora import SHARE, Sotu, TextFiles
+from ctx_jax.data.corpora import SHARE, Sotu, TextFiles, documents
 
 
 def texts(corpus: TextFiles, split: str = "train") -> list[str]:
-    return list(corpus.documents(split))  # pyright: ignore[reportArgumentType]
+    return list(documents(corpus.passages(split)))  # pyright: ignore[reportArgumentType]
 
 
 def everything(path: Path, **options) -> list[str]:
@@ -25,7 +25,7 @@ def write(path: Path, data: bytes | str) -> Path:
 
 
 def test_sotu_splits_by_speech():
-    splits = {split: list(Sotu().documents(split)) for split in ("train", "validation", "test")}
+    splits = {split: list(documents(Sotu().passages(split))) for split in ("train", "validation", "test")}
     assert {split: len(speeches) for split, speeches in splits.items()} == {"train": 225, "validation": 12, "test": 12}
     assert not set(splits["train"]) & set(splits["validation"] + splits["test"])
     assert splits["train"][0].startswith("Fellow-Citizens of the Senate and House of Representatives:\n\nI embrace")
@@ -35,7 +35,7 @@ def test_sotu_splits_by_speech():
 def test_sotu_does_not_import_pandas():
     code = (
         "import sys; from ctx_jax.data.corpora import Sotu\n"
-        "next(Sotu().documents('test')); print('pandas' in sys.modules)"
+        "next(Sotu().passages('test')); print('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from ctx_jax.data import building, fingerprint
-from ctx_jax.data.store import SENTENCE, WORD, encode_document, open_store, prepare, sentence_characters
+from ctx_jax.data.corpora import Passage
+from ctx_jax.data.store import SENTENCE, WORD, encode_passage, open_store, prepare, sentence_characters
 
 TEXTS = (
     "The Union is strong. Mr. J. F. Smith said so on Jan. 3 in the U.S. Senate.\nDid he? Yes!\n\nA heading\n\nThe end.",
@@ -29,11 +30,14 @@ class Texts:
     texts: tuple[str, ...] = TEXTS
     language: str = "en"
 
-    def documents(self, split):
-        yield from self.texts if split == "train" else ()
+    def passages(self, split):
+        return (Passage(text, True, True, self.language) for text in (self.texts if split == "train" else ()))
+
+    def size(self, split):
+        return None
 
     def fingerprint(self):
-        return fingerprint(self.texts)
+        return fingerprint(self)
 
 
 def test_prepared_store_holds_the_text(tmp_path, tokenizer):
@@ -72,7 +76,7 @@ def test_sentences_begin_where_the_text_says(tokenizer):
         ["an indented text 😀 [MASK] </s>.", "So."],
     ]
     for text, expected in zip(TEXTS, sentences, strict=True):
-        ids, flags = encode_document(text, tokenizer, "en")
+        ids, flags = encode_passage(Passage(text, True, True, "en"), tokenizer)
         begins = np.flatnonzero(flags & SENTENCE)
         assert begins[0] == 1
         parts = [tokenizer.decode(part) for part in np.split(ids, begins)[1:]]
@@ -81,7 +85,7 @@ def test_sentences_begin_where_the_text_says(tokenizer):
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", "\u2028"])
 def test_documents_without_words(tokenizer, text):
-    ids, flags = encode_document(text, tokenizer, "en")
+    ids, flags = encode_passage(Passage(text, True, True, "en"), tokenizer)
     assert tokenizer.decode(ids) == text
     assert not flags.any()
     assert ids[0] == tokenizer.vocabulary.begin
@@ -158,11 +162,11 @@ def test_two_at_once_write_one_store(tmp_path, tokenizer):
 
     @dataclass(frozen=True)
     class Slow(Texts):
-        def documents(self, split):
+        def passages(self, split):
             read.append(split)
             started.set()
             assert go_on.wait(10)
-            yield from self.texts
+            yield from super().passages(split)
 
     stores = []
     threads = [
@@ -188,7 +192,7 @@ def test_boundary_of_one_id(tokenizer):
         )
         encode = staticmethod(tokenizer.encode)
 
-    ids, flags = encode_document("A text.", OneBoundary(), "en")  # pyright: ignore[reportArgumentType]
+    ids, flags = encode_passage(Passage("A text.", True, True, "en"), OneBoundary())  # pyright: ignore[reportArgumentType]
     assert ids[0] == tokenizer.vocabulary.begin
     assert tokenizer.decode(ids[1:]) == "A text."
     assert len(ids) == len(flags)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctx_jax.data.corpora import Sotu
-from ctx_jax.data.tokenizers import SentencePiece, load_tokenizer, prepare_tokenizer, sample, short_lines
+from ctx_jax.data.corpora import Sotu, documents
+from ctx_jax.data.sentencepieces import SentencePiece, sample, short_lines
+from ctx_jax.data.tokenizers import load_tokenizer, prepare_tokenizer
 
 HARD = st.text(
     st.one_of(st.sampled_from(" \n\t\r▁<s/>[MASK]é\u0301\u2028\u3000\x00\xa0😀日.a"), st.characters(codec="utf-8")),
@@ -67,7 +68,7 @@ def test_special_ids(tokenizer):
 
 
 def test_training_is_deterministic_and_kept(tmp_path, tokenizer):
-    speeches = list(itertools.islice(Sotu().documents("train"), 5))
+    speeches = list(itertools.islice(documents(Sotu().passages("train")), 5))
     again = SentencePiece(vocabulary_size=400).train(speeches, tmp_path / "again")
     assert again.fingerprint == tokenizer.fingerprint
     assert (tmp_path / "again" / "sentencepiece.model").read_bytes()
@@ -80,13 +81,12 @@ def test_training_is_deterministic_and_kept(tmp_path, tokenizer):
 
 def test_prepared_tokenizers_are_kept_by_config_and_corpus(tmp_path):
     class Few:
-        language = "en"
         asked = 0
 
-        def documents(self, split):
+        def passages(self, split):
             assert split == "train"
             Few.asked += 1
-            yield from itertools.islice(Sotu().documents("train"), 2)
+            yield from itertools.islice(Sotu().passages("train"), 2)
 
         def fingerprint(self):
             return "few"
@@ -99,7 +99,7 @@ def test_prepared_tokenizers_are_kept_by_config_and_corpus(tmp_path):
 
 
 def test_bpe(tmp_path):
-    speeches = list(itertools.islice(Sotu().documents("train"), 2))
+    speeches = list(itertools.islice(documents(Sotu().passages("train")), 2))
     tokenizer = SentencePiece(vocabulary_size=350, model_type="bpe").train(speeches, tmp_path / "bpe")
     assert tokenizer.decode(tokenizer.encode(speeches[0]).ids) == speeches[0]
 
