@@ -128,8 +128,7 @@ class TextFiles:
         return None
 
     def _documents(self, split: Split) -> Iterator[str]:
-        """Raises ValueError for bytes that are not UTF-8 (naming file and byte), FileNotFoundError where there is no text.
-        """
+        """Raises ValueError for bytes that are not UTF-8, FileNotFoundError where there is no text."""
         own = {"validation": self.validation, "test": self.test}
         path = own.get(split)
         if path is not None:

@@ -19,6 +19,7 @@ from ctx_jax.contract import Vocabulary
 from ctx_jax.data import building, fingerprint
 from ctx_jax.data.tokenizers import Encoding, Normalization, Tokenizer, save_config, unicode_normalized
 
+
 @dataclass(frozen=True)
 class SentencePiece:
     """SentencePiece (Kudo & Richardson 2018, arXiv 1808.06226) with byte fallback, so that no text is unknown."""
