@@ -6,15 +6,20 @@ RUN := $(VENV)/bin/python
 TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: quickstart test lint types clean
+.PHONY: quickstart test check-data lint types clean
 
 # Only the result goes to stdout.
 quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice
+	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
+
+# Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
+check-data: $(VENV)/.dev
+	@test -d "$(DATA)" || { echo "error: no data in '$(DATA)': name the folder, make check-data DATA=FOLDER" >&2; exit 1; }
+	DATA="$(DATA)" $(TEST) -n 2 tests/real
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

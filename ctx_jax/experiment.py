@@ -30,7 +30,7 @@ from ctx_jax.serialization import from_json, leaves, nearest, to_json
 from ctx_jax.training.loop import Training
 
 NOT_IDENTITY = re.compile(
-    r"name|mesh(\..*)?|data\.folder"
+    r"name|mesh(\..*)?|data\.(folder|local_folder|workers)"
     r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
@@ -62,8 +62,12 @@ class Data:
     """the reader of held-out text; None = `reader`"""
     evaluation_batch_size: int | None = None
     """rows in an evaluation batch; None = `batch_size`"""
-    folder: Path = Path("data")
-    """where tokenizers and token stores are kept"""
+    folder: str | Path = "data"
+    """where tokenizers and token stores are kept; gs:// and the like are copied from at start"""
+    local_folder: Path = Path("data")
+    """where what comes from a remote `folder` is copied to"""
+    workers: int | None = None
+    """processes that tokenize; None = one for each core, at most 8"""
 
     def __post_init__(self) -> None:
         if not (self.evaluation_reader is None or isinstance(self.evaluation_reader, Reader)):

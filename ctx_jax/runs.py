@@ -6,65 +6,32 @@ RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoar
 from __future__ import annotations
 
 import fcntl
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
-from rich.console import Console
 
 from ctx_jax.contract import Reader, Variables
-from ctx_jax.data.corpora import Split
+from ctx_jax.data.corpora import Corpus, Split, TextFiles
 from ctx_jax.data.loader import Loader
-from ctx_jax.data.store import Store, prepare
-from ctx_jax.data.tokenizers import Tokenizer, prepare_tokenizer
+from ctx_jax.data.store import Store
+from ctx_jax.data.tfds import corpus_from
+from ctx_jax.data.tokenizers import Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.generation.decode import generate as continue_prompts
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
-from ctx_jax.serialization import nearest, to_json
+from ctx_jax.serialization import to_json
+from ctx_jax.text import keep, kept, known_split, open_text
 from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, prepared_shapes
-
-
-def open_text(experiment: Experiment, splits: Iterable[Split]) -> tuple[Tokenizer, dict[Split, Store]]:
-    """The tokenizer and the stores of these splits; what is not there yet is made, and says so on stderr."""
-    data = experiment.data
-    tokenizer = prepare_tokenizer(data.tokenizer, data.corpus, data.folder, tell)
-    stores: dict[Split, Store] = {}
-    for split in splits:
-        with progress(f"tokenizing {split}") as report:
-            stores[split] = prepare(data.corpus, tokenizer, split, data.folder, report)
-    return tokenizer, stores
-
-
-def tell(text: str) -> None:
-    """One line for people, from one process."""
-    if jax.process_index() == 0:
-        print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def progress(task: str) -> Iterator[Callable[[int, int], None]]:
-    """Told (documents, bytes) done so far: a line that grows on a terminal, and one at the end; none if never told."""
-    done: list[tuple[int, int]] = []
-    with Console(stderr=True).status(f"{task} ...") as status:
-
-        def report(documents: int, size: int) -> None:
-            done[:] = [(documents, size)]
-            if documents % 100 == 0:
-                status.update(f"{task}: {documents:,} documents, {size / 1e6:,.1f} MB")
-
-        yield report
-    for documents, size in done:
-        tell(f"{task}: {documents:,} documents, {size / 1e6:,.1f} MB")
 
 
 def train(
@@ -83,9 +50,10 @@ def train(
     claim(folder, experiment)
     mesh = experiment.mesh.build()
     check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
-    _, stores = open_text(experiment, ("train", "validation"))
+    tokenizer, stores = open_text(experiment.data, ("train", "validation"))
     save(experiment, folder / "experiment.json")
     with alone(folder):
+        keep(folder, tokenizer, stores["train"])
         return loop.train(
             model=experiment.model.build(),
             objective=experiment.objective,
@@ -145,11 +113,12 @@ class Trained(NamedTuple):
     step: int
 
 
-def open_run(path: Path, split: Split = "validation", **settings: Any) -> Trained:
-    """The run in `path` (its folder, or one of its checkpoints).
+def open_run(path: Path, split: Split = "validation", corpus: Corpus | None = None, **settings: Any) -> Trained:
+    """The run in `path` (its folder, or one of its checkpoints), with its own tokenizer.
 
     Args:
         split: the text that comes with it.
+        corpus: where that text is from; None = where the run's is.
         settings: fields of the model's config to be replaced, which must leave its parameters as they are; None = as
             it was trained.
 
@@ -157,9 +126,10 @@ def open_run(path: Path, split: Split = "validation", **settings: Any) -> Traine
     """
     folder, step = find_checkpoint(path)
     experiment = load(folder / "experiment.json")
-    experiment = replace(experiment, model=with_settings(experiment.model, settings))
+    data = experiment.data if corpus is None else replace(experiment.data, corpus=corpus)
+    experiment = replace(experiment, data=data, model=with_settings(experiment.model, settings))
     mesh = experiment.mesh.build()
-    tokenizer, stores = open_text(experiment, (split,))
+    tokenizer, stores = open_text(data, (split,), kept(folder))
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
     rows = divisible_rows(mesh, experiment.evaluation_batch_size)
     shapes = prepared_shapes(experiment.objective, experiment.evaluation_reader, stores[split], rows)
@@ -189,6 +159,7 @@ def divisible_rows(mesh: jax.sharding.Mesh, rows: int) -> int:
 def evaluate(
     path: Path,
     *,
+    text: str | None = None,
     split: str = "test",
     length: int | None = None,
     stride: int | None = None,
@@ -201,14 +172,10 @@ def evaluate(
 
     Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split".
     """
-    if split not in get_args(Split):
-        raise ValueError(
-            f"unknown split {split!r}{nearest(split, list(get_args(Split)))}; choose train, validation, test"
-        )
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
-    trained = open_run(path, split, **settings)  # pyright: ignore[reportArgumentType]
+    trained = open_run(path, known_split(split), None if text is None else unsplit(text), **settings)
     reader, mesh = reread(trained.experiment.evaluation_reader, length, stride), trained.mesh
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
@@ -229,7 +196,15 @@ def evaluate(
             memory_length=getattr(experiment.model, "memory_length", 0),
         )
     chosen = {name: getattr(experiment.model, name) for name in settings if hasattr(experiment.model, name)}
-    return {"run": str(path), "step": trained.step, "split": split, "streams": rows, **chosen, **result}
+    source = {"split": split} if text is None else {"text": text}
+    return {"run": str(path), "step": trained.step, **source, "streams": rows, **chosen, **result}
+
+
+def unsplit(text: str) -> Corpus:
+    """The corpus that --text names, whole in each split."""
+    corpus = corpus_from(text)
+    all_of_it = corpus.path if isinstance(corpus, TextFiles) else corpus.train
+    return replace(corpus, validation=all_of_it, test=all_of_it)
 
 
 def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:

@@ -116,11 +116,19 @@ def nearest(name: str, names: list[str]) -> str:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted field, value) of every field; one that is a dataclass gives its type, then its own fields."""
+    """(dotted field, value) of every field; one that is a dataclass gives its type, then its own fields, a tuple of
+    them each by its number; a path is a string, as in JSON."""
     for field in dataclasses.fields(value):
-        item = getattr(value, field.name)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            yield f"{prefix}{field.name}", type(item).__name__
-            yield from leaves(item, f"{prefix}{field.name}.")
-        else:
-            yield f"{prefix}{field.name}", item
+        yield from leaf(f"{prefix}{field.name}", getattr(value, field.name))
+
+
+def leaf(name: str, item: Any) -> Iterator[tuple[str, Any]]:
+    """What a field called `name` holds, like `leaves`."""
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        yield name, type(item).__name__
+        yield from leaves(item, f"{name}.")
+    elif isinstance(item, tuple) and any(dataclasses.is_dataclass(part) for part in item):
+        for number, part in enumerate(item):
+            yield from leaf(f"{name}.{number}", part)
+    else:
+        yield name, str(item) if isinstance(item, Path) else item

@@ -11,6 +11,7 @@ from pathlib import Path
 from ctx_jax.data.corpora import TextFiles
 from ctx_jax.data.pairs import Pairs, Sentences
 from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
 from ctx_jax.experiment import Data, Experiment
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.objectives.masked import Masked
@@ -53,7 +54,7 @@ def base() -> Experiment:
     """
     return Experiment(
         name="bert-base-128",
-        data=Data(reader=Pairs(128), corpus=TextFiles(Path("text")), tokenizer=SentencePiece(30_522), batch_size=256),
+        data=Data(reader=Pairs(128), corpus=TextFiles(Path("text")), tokenizer=WordPiece(30_522), batch_size=256),
         model=BertConfig(dtype="bfloat16"),
         objective=Masked(max_predictions=20, relation=1.0),
         optimizer=BertAdam(schedule=WarmUp(rate=1e-4, warmup=10_000, steps=1_000_000, from_start=True)),
@@ -102,7 +103,7 @@ def roberta_base() -> Experiment:
     return Experiment(
         name="roberta-base",
         data=Data(
-            reader=Sentences(512), corpus=TextFiles(Path("text")), tokenizer=SentencePiece(50_265), batch_size=8_000
+            reader=Sentences(512), corpus=TextFiles(Path("text")), tokenizer=ByteLevelBPE(50_265), batch_size=8_000
         ),
         model=BertConfig(
             vocabulary_size=50_265,

@@ -11,6 +11,7 @@ from pathlib import Path
 from ctx_jax.data.corpora import TextFiles
 from ctx_jax.data.readers import Blocks
 from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.data.subwords import ByteLevelBPE
 from ctx_jax.experiment import Data, Experiment
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.objectives.causal import Causal
@@ -56,7 +57,7 @@ def gpt() -> Experiment:
         data=Data(
             reader=Blocks(512, join_documents=True),
             corpus=TextFiles(Path("text")),
-            tokenizer=SentencePiece(40_478),
+            tokenizer=SentencePiece(40_478, model_type="bpe"),
             batch_size=64,
         ),
         model=GptConfig(
@@ -86,7 +87,7 @@ def gpt2() -> Experiment:
         data=Data(
             reader=Blocks(1024, join_documents=True),
             corpus=TextFiles(Path("text")),
-            tokenizer=SentencePiece(50_257),
+            tokenizer=ByteLevelBPE(50_257),
             batch_size=512,
         ),
         model=GptConfig(dtype="bfloat16"),

@@ -32,6 +32,7 @@ from ctx_jax.analysis import report
 from ctx_jax.contract import Batch
 from ctx_jax.evaluation.ngrams import Bigram, Unigram, transitions
 from ctx_jax.experiment import Experiment, find
+from ctx_jax.text import open_text
 from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.step import prepare
 
@@ -73,7 +74,7 @@ def tokens_read(experiment: Experiment) -> int:
 
 def baselines(experiment: Experiment) -> dict[str, Any]:
     """What counting reaches on the test split: fitted on what the run read in training, scored on its targets."""
-    tokenizer, stores = runs.open_text(experiment, ("train", "test"))
+    tokenizer, stores = open_text(experiment.data, ("train", "test"))
     size, data = tokenizer.vocabulary.size, experiment.data
     every = range(data.batch_size)
     trained = [

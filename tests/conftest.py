@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from typing import ClassVar
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # most of a test is compilation
 
 import jax
 import pytest
+from etils.epath import backend
+from fsspec.implementations.memory import MemoryFileSystem
 
 WORDS = (
     "the of to and in a that for be is our we by it this have as with which will on are not their from has an been "
@@ -47,3 +50,27 @@ def speeches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder of tokenizers and token stores for all runs."""
     return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """A gs:// that is a dictionary in memory; `written` tells the order of its files."""
+
+    class Bucket(MemoryFileSystem):
+        protocol = ("gs",)
+        store: ClassVar = {}
+        pseudo_dirs: ClassVar = [""]
+        written: ClassVar = []
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return "/" + path.removeprefix("gs://").strip("/")
+
+        def open(self, path, mode="rb", **options):
+            if "w" in mode:
+                self.written.append(path.rpartition("/")[2])
+            return super().open(path, mode, **options)
+
+    files = Bucket(skip_instance_cache=True)
+    monkeypatch.setattr(backend.fsspec_backend, "fs", lambda path: files)
+    return files

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,8 +66,25 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("train xlnet:tiny --objective.perm-size 48", "perm_size 48 does not divide the reader's length 128"),
         ("train bert:tiny --model.classes 3", "needs model.classes 2, not 3"),
         ("train transformer_xl:tiny --model.memory-length 0", "needs a model with memory"),
-        ("train gpt:tiny --text", "--text is given no path"),
-        ("train gpt:tiny --text=", "--text is given no path"),
+        ("train gpt:tiny --text", "--text is given nothing"),
+        ("train gpt:tiny --text=", "--text is given nothing"),
+        ("train gpt:tiny --tokenizer word_piece", "tokenizer 'word_piece' is neither a kind nor a tokenizer's folder"),
+        ("train gpt:tiny --tokenizr bytes", "unknown option --tokenizr; did you mean '--tokenizer'?"),
+        ("train gpt:tiny --text tfds:no_such_set", "no_such_set"),
+        ("data", "data needs to be told what to do: data prepare or data inspect or data tfds"),
+        ("tokenizer", "tokenizer needs to be told what to do: tokenizer train"),
+        ("tokenizer train", "tokenizer train needs KIND"),
+        ("tokenizer train wordpeice", "did you mean 'wordpiece'?"),
+        ("tokenizer train bytes --vocabulary-size 9", "unknown option --vocabulary-size"),
+        ("tokenizer train words --vocabulary-siz 900", "did you mean '--vocabulary-size'?"),
+        ("tokenizer train words --text no-such-folder", "no text in no-such-folder"),
+        ("data prepare gpt:tinny", "unknown experiment 'gpt:tinny'"),
+        ("data prepare --text no-such-folder", "no text in no-such-folder"),
+        ("data prepare --data.worker 2", "unknown option --data.worker; did you mean '--data.workers'?"),
+        ("data inspect no-such-store", "unknown experiment 'no-such-store'"),
+        ("data inspect gpt:tiny --split tests", "unknown split 'tests'; did you mean 'test'?"),
+        ("data tfds notes", "data tfds needs --text PATH"),
+        ("data tfds notes --text no-such-folder", "no text in no-such-folder"),
         ("train gpt:tiny --text {speeches} --text=no-such-folder", "no text in no-such-folder"),
         ("train gpt:tiny stray", "train takes one EXPERIMENT, not also 'stray'"),
         ("train gpt:tiny --training.steps 3 stray", "'stray' belongs to no option"),
@@ -110,7 +128,7 @@ def test_too_little_text_says_how_much_is_needed(
     ]
     code, out, err = run(["train", "gpt:tiny", "--text", "little.txt", *words], capsys)
     assert (code, out) == (2, "")
-    assert "choose at most 276 or give more text" in err.splitlines()[-1]
+    assert "vocabulary_size 300 does not fit a training text of 468 bytes: give more text" in err.splitlines()[-1]
 
     text = (speeches / "00.txt").read_text()
     Path("little.txt").write_text(text)
@@ -202,3 +220,53 @@ def test_doctor_needs_no_memory(capsys):
     code, out, _ = run(["doctor", "bert:base", "--mesh.data", "1"], capsys)
     assert code == 0
     assert json.loads(out)["experiment"]["parameters"] > 100_000_000
+
+
+def test_text_is_prepared_looked_at_and_trained_on(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """A tokenizer, a store, a data set and a run of a user's own text, one command after the other."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(speeches, "speeches")
+
+    def result(line: str) -> dict[str, Any]:
+        code, out, err = run(line.split(), capsys)
+        assert code == 0, err
+        return json.loads(out)
+
+    learned = result("tokenizer train words --text speeches --output my_words --vocabulary-size 60")
+    assert learned["vocabulary"] == 60
+    prepared = result("data prepare --text speeches --tokenizer my_words")
+    assert [prepared[split]["documents"] for split in ("train", "validation", "test")] == [36, 2, 2]
+    seen = result(f"data inspect {prepared['test']['store']} --samples 2 --length 5")
+    assert seen["documents"] == sum(row["documents"] for row in seen["lengths"]) == 2
+    assert seen["tokens"] == prepared["test"]["tokens"]
+    assert seen["words"] == sum(len(Path(f"speeches/{n}.txt").read_text().split()) for n in (19, 39))
+    assert [len(sample["pieces"]) for sample in seen["samples"]] == [5, 5]
+
+    made = result("data tfds speeches --text speeches --data-dir sets")
+    assert made["name"] == "tfds:speeches"
+    again = result("data prepare --text tfds:speeches --data.corpus.data-dir sets --tokenizer my_words")
+    assert again["train"]["tokens"] == prepared["train"]["tokens"]
+
+    small = " ".join(SMALL[: SMALL.index("--data.tokenizer.vocabulary-size")])
+    trained = result(f"train gpt:tiny --text speeches --tokenizer my_words {small} --training.steps 2 --run run")
+    assert trained["step"] == 2
+    assert json.loads(Path("run/experiment.json").read_text())["model"]["vocabulary_size"] == 60
+
+
+def test_a_run_is_not_resumed_on_other_text(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Nor scored with another tokenizer: it has its own."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(speeches, "speeches")
+    words = ["train", "gpt:tiny", "--text", "speeches", *SMALL, "--run", "run"]
+    assert run(words, capsys)[0] == 0
+    before = json.loads(run("evaluate run --text speeches/19.txt".split(), capsys)[1])
+
+    with Path("speeches/00.txt").open("a") as text:
+        text.write("More of the same. " * 50)
+    code, out, err = run(words, capsys)
+    assert (code, out) == (2, "")
+    assert "run was begun with another text (corpus" in err.splitlines()[-1]
+    after = json.loads(run("evaluate run --text speeches/19.txt".split(), capsys)[1])
+    assert after == before

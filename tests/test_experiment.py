@@ -120,7 +120,7 @@ def test_a_file_edited_by_hand_is_refused_with_its_place(path: str, value: Any, 
 
 def test_ints_are_floats_and_strings_paths_where_only_those_fit():
     assert from_json(edited("optimizer.clip", 1), "it") == find("gpt:tiny")
-    assert from_json(edited("data.folder", "there"), "it").data.folder == Path("there")
+    assert from_json(edited("data.local_folder", "there"), "it").data.local_folder == Path("there")
 
 
 @pytest.mark.parametrize(

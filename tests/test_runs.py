@@ -16,6 +16,7 @@ import pytest
 from ctx_jax import runs
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
+from ctx_jax.text import open_text
 from ctx_jax.training.checkpoints import Checkpoints
 from ctx_jax.training.loop import Interrupted, Training
 from ctx_jax.training.metrics import Meter
@@ -29,7 +30,7 @@ OBJECTIVES = ("gpt", "transformer_xl", "bert", "xlnet")
 def newest_state(experiment: Experiment, run: Path) -> dict[str, np.ndarray]:
     """Every array of the newest checkpoint, by path."""
     mesh, optimizer = experiment.mesh.build(), experiment.optimizer.build(experiment.training.steps)
-    _, stores = runs.open_text(experiment, ("train",))
+    _, stores = open_text(experiment.data, ("train",))
     data = experiment.data
     shapes = prepared_shapes(experiment.objective, data.reader, stores["train"], data.batch_size)
     abstract = abstract_state(experiment.model.build(), optimizer, shapes, mesh)
@@ -139,7 +140,7 @@ def test_evaluation_declares_how_it_read(name: str, speeches: Path, folder: Path
     assert (result["target_length"], result["stride"]) == (32, 16 if name == "xlnet" else 32)
     assert result["memory_length"] == (24 if name in ("transformer_xl", "xlnet") else 0)
     if name in ("gpt", "transformer_xl"):
-        store = runs.open_text(experiment, ("validation",))[1]["validation"]
+        store = open_text(experiment.data, ("validation",))[1]["validation"]
         assert result["tokens"] == len(store.tokens) - len(store.document_bytes)
         bits = result["nll"] * result["tokens"] / np.log(2) / store.document_bytes.sum()
         assert result["bits_per_byte"] == pytest.approx(bits)

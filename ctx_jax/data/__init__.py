@@ -1,8 +1,9 @@
 """From text to batches, one way:
 
-    corpora.py (documents) -> tokenizers.py -> store.py (tokens on disk) -> readers.py, pairs.py (order) -> loader.py
+    corpora.py (documents) -> tokenizers.py -> preparation.py (by worker.py, in many processes) -> store.py (tokens on
+    disk) -> readers.py, pairs.py (order) -> loader.py
 
-Here is only what the first three share: fingerprints, and folders that are either whole or absent.
+Here is only what those that write share: fingerprints, and folders and files that are either whole or absent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,12 +32,13 @@ def fingerprint(*parts: Any) -> str:
 
 
 @contextmanager
-def building(folder: Path) -> Iterator[Path | None]:
+def building(folder: Path, resume: bool = False) -> Iterator[Path | None]:
     """Makes `folder` all at once: yields a temporary folder to fill, which takes the name at the end of the block, or
     None where `folder` is there already.
 
     A process that is killed or fails leaves nothing of that name. A second process that wants the same folder waits for
-    the first and then finds it finished (the kernel drops the lock of one that dies).
+    the first and then finds it finished (the kernel drops the lock of one that dies). With `resume` the temporary
+    folder of one that was killed or interrupted is yielded again, as it is; an error removes it even then.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
@@ -44,11 +47,23 @@ def building(folder: Path) -> Iterator[Path | None]:
             yield None
             return
         partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        if not resume:
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
         try:
             yield partial
             partial.rename(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+        except BaseException as error:
+            if isinstance(error, Exception) or not resume:
+                shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def write_durably(file: Path, text: str) -> None:
+    """Writes or replaces a file, whole or not at all, whatever ends the process or the machine."""
+    new = file.with_name(f".{file.name}.new")
+    with new.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    new.replace(file)

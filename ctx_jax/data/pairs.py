@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal, NamedTuple
+from functools import lru_cache, wraps
+from typing import Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -186,6 +187,23 @@ class SentenceTable(NamedTuple):
     """[S] int64: the number of the document."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(cached: Callable[P, T]) -> Callable[P, T]:
+    """A cached function that several threads may call: the first makes the value, the others wait for it."""
+    lock = threading.RLock()
+
+    @wraps(cached)
+    def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+        with lock:
+            return cached(*args, **kwargs)
+
+    return locked
+
+
+@once
 @lru_cache(maxsize=4)
 def sentence_table(store: TokenStore) -> SentenceTable:
     """Raises ValueError if the store holds no sentence."""
@@ -198,6 +216,7 @@ def sentence_table(store: TokenStore) -> SentenceTable:
     return SentenceTable(start, end, document)
 
 
+@once
 @lru_cache(maxsize=4)
 def pair_plan(store: TokenStore, reader: Pairs, seed: int, copy: int) -> np.ndarray:
     """The pairs of a copy, [E] of PAIR, in the store's order."""
@@ -255,6 +274,7 @@ def pair_plan(store: TokenStore, reader: Pairs, seed: int, copy: int) -> np.ndar
     return plan
 
 
+@once
 @lru_cache(maxsize=256)
 def pair_count(store: TokenStore, reader: Pairs, seed: int, copy: int) -> int:
     """The size of a plan, which outlives the plan itself."""
@@ -271,6 +291,7 @@ def front(rng: random.Random, removed: np.ndarray) -> np.ndarray:
     return np.array([rng.getrandbits(count).bit_count() for count in removed.tolist()], np.int64)
 
 
+@once
 @lru_cache(maxsize=4)
 def sentence_plan(store: TokenStore, reader: Sentences) -> np.ndarray:
     """[rows, 2] int64: the tokens that each row spans, in order."""

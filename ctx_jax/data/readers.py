@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from ctx_jax.contract import Batch, TokenStore, Vocabulary
 from ctx_jax.data.store import SENTENCE, WORD
+
+Numbers = TypeVar("Numbers", int, np.ndarray)
+
+MASK = 2**64 - 1
 
 ID_LIMIT = 2**31 - 2
 """Document ids start anew after so many documents, so that they fit int32."""
@@ -338,9 +342,8 @@ def shuffled(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.n
     """
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
-    key = draw(seed, epoch)
 
-    def permuted(value: np.ndarray, key: np.ndarray) -> np.ndarray:
+    def permuted(value: Any, key: Any) -> Any:
         left, right = value // b, value % b
         for _ in range(6):
             left = (left + scramble(key ^ right) % a) % a
@@ -349,9 +352,17 @@ def shuffled(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.n
             key = scramble(key)
         return left * b + right
 
-    value = permuted(index.astype(np.uint64), key)
+    keys = draw(seed, epoch)
+    if len(index) <= 4:  # each operation on an array costs as much as ten on a number
+        values = []
+        for value, key in zip(index.tolist(), keys.tolist(), strict=True):
+            while (value := permuted(value, key)) >= size:
+                pass
+            values.append(value)
+        return np.array(values, np.int64)
+    value = permuted(index.astype(np.uint64), keys)
     while (outside := value >= size).any():
-        value[outside] = permuted(value[outside], key[outside])
+        value[outside] = permuted(value[outside], keys[outside])
     return value.astype(np.int64)
 
 
@@ -368,9 +379,9 @@ def uniform(*counters: int | np.ndarray) -> np.ndarray:
     return (draw(*counters) >> 11) * 2.0**-53
 
 
-def scramble(state: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele, Lea & Flood 2014): a bijection of uint64 that mixes all bits."""
-    state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ state >> 30) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ state >> 27) * np.uint64(0x94D049BB133111EB)
+def scramble(state: Numbers) -> Numbers:
+    """SplitMix64 (Steele, Lea & Flood 2014): a bijection of the 64-bit numbers that mixes all bits; int or uint64."""
+    state = state + 0x9E3779B97F4A7C15 & MASK
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
     return state ^ state >> 31

@@ -17,7 +17,26 @@ import sentencepiece
 
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import building, fingerprint
-from ctx_jax.data.tokenizers import Encoding, Normalization, Tokenizer, save_config, unicode_normalized
+from ctx_jax.data.tokenizers import (
+    PIECES,
+    SPECIAL,
+    Encoding,
+    Memo,
+    Normalization,
+    Tokenizer,
+    damaged,
+    read_part,
+    save_config,
+    unicode_normalized,
+)
+
+MODEL = "sentencepiece.model"
+
+SMALLEST = 300
+"""Pieces, at least."""
+
+BYTES = ("<0x0A>", "<0xE2>", "<0x96>", "<0x81>")
+"""The pieces of a line end and of the character "▁"."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +55,10 @@ class SentencePiece:
     """Size of the sample of lines that pieces are learned from; memory grows with it, not with the corpus."""
 
     def __post_init__(self) -> None:
-        if self.vocabulary_size < 300:
+        if self.vocabulary_size < SMALLEST:
             raise ValueError(
-                f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, choose 300 or more"
+                f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, "
+                f"choose {SMALLEST} or more"
             )
         if self.training_characters < 1:
             raise ValueError(f"training_characters {self.training_characters} hold no text: choose 1 or more")
@@ -53,7 +73,7 @@ class SentencePiece:
         with building(folder) as partial:
             if partial is not None:
                 lines = (line for text in texts for line in short_lines(unicode_normalized(text, self.normalization)))
-                (partial / "sentencepiece.model").write_bytes(self._learn(sample(lines, self.training_characters)))
+                (partial / MODEL).write_bytes(self._learn(sample(lines, self.training_characters)))
                 save_config(self, partial)
         return self.load(folder)
 
@@ -77,20 +97,20 @@ class SentencePiece:
                 max_sentence_length=1 << 30,
                 num_threads=4,  # part of the result: the order in which counts are added
                 minloglevel=3,
-                pad_id=0,
-                pad_piece="<pad>",
-                unk_id=1,
-                unk_piece="<unk>",
-                bos_id=2,
-                bos_piece="<s>",
-                eos_id=3,
-                eos_piece="</s>",
-                control_symbols=["<cls>", "<sep>", "<mask>"],
+                pad_id=SPECIAL["pad"],
+                pad_piece=PIECES["pad"],
+                unk_id=SPECIAL["unknown"],
+                unk_piece=PIECES["unknown"],
+                bos_id=SPECIAL["begin"],
+                bos_piece=PIECES["begin"],
+                eos_id=SPECIAL["end"],
+                eos_piece=PIECES["end"],
+                control_symbols=[PIECES[name] for name in ("classification", "separator", "mask")],
             )
         except RuntimeError as error:
             size = sum(len(line.encode()) for line in lines)
             if most := re.search(r"set it to a value <= (\d+)", str(error)):
-                remedy = f"choose at most {most[1]} or give more text"
+                remedy = (f"choose at most {most[1]} or " if int(most[1]) >= SMALLEST else "") + "give more text"
             elif least := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
                 remedy = f"choose more than {least[1]} or a lower character_coverage"
             else:
@@ -102,80 +122,106 @@ class SentencePiece:
 
 
 class SentencePieceTokenizer:
-    """Pieces of single lines, put together.
+    """Pieces of single words, put together.
 
-    The text is normalised to the recorded Unicode form, and "▁" (U+2581, which stands for the space in pieces)
-    becomes a space; else nothing is lost: `decode(encode(text).ids)` is that text, with its line ends, tabs and runs
-    of spaces. Each line is encoded by itself, so that a word has the same pieces after a line end as after a space,
-    and line ends are the byte piece <0x0A>, which no other text can produce.
+    Nothing is lost: `decode(encode(text).ids)` is the text in the recorded Unicode form, with its line ends, tabs and
+    runs of spaces. Pieces never cross a space, so each word is encoded by itself: its pieces depend on nothing else (in
+    a long line SentencePiece's own sums in fp32 would), and are the same after a line end as after a space. Line ends
+    are the byte piece <0x0A>, which no other text can produce; "▁" (U+2581), which stands for the space in pieces, is
+    spelled in bytes.
     """
 
     def __init__(self, folder: Path, normalization: Normalization) -> None:
-        model = (folder / "sentencepiece.model").read_bytes()
+        model = read_part(folder, MODEL)
         self.folder = folder
         self.normalization: Normalization = normalization
         self.fingerprint = fingerprint(type(self).__name__, normalization, hashlib.sha256(model).hexdigest())
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        piece = self._processor.piece_to_id
-        self.vocabulary = Vocabulary(
-            size=self._processor.piece_size(),
-            pad=piece("<pad>"),
-            unknown=piece("<unk>"),
-            begin=piece("<s>"),
-            end=piece("</s>"),
-            classification=piece("<cls>"),
-            separator=piece("<sep>"),
-            mask=piece("<mask>"),
-        )
-        self._line_end = piece("<0x0A>")
-        pieces = [self._processor.id_to_piece(index) for index in range(self.vocabulary.size)]
+        try:
+            # The message appended sets normalizer_spec.add_dummy_prefix to false: the space is added here.
+            processor = sentencepiece.SentencePieceProcessor(model_proto=model and model + b"\x1a\x02\x18\x00")
+        except RuntimeError:
+            raise damaged(folder, MODEL, "it is not a SentencePiece model") from None
+        pieces = [processor.id_to_piece(index) for index in range(len(processor))]
+        special = {name: pieces.index(piece) for name, piece in PIECES.items() if piece in pieces}
+        if len(special) < len(PIECES) or not all(map(processor.is_byte, map(processor.piece_to_id, BYTES))):
+            raise damaged(folder, MODEL, "special ids or bytes are missing")
+        self.vocabulary = Vocabulary(size=len(pieces), **special)
+        self._processor = processor
+        self._memo = Memo(self._word)
+        self._line_end, *self._bar = map(processor.piece_to_id, BYTES)
+        single = [processor.is_byte(index) for index in range(len(pieces))]
+        self._bytes = [
+            bytes([int(piece[1:-1], 16)]) if is_byte else piece.replace("▁", " ").encode()
+            for piece, is_byte in zip(pieces, single, strict=True)
+        ]
+        for index in self.vocabulary.special:
+            self._bytes[index] = b""
         # A character that is spelled in bytes counts at the first of them, and all stand at its place.
-        continues = [self._processor.is_byte(i) and 0x80 <= int(p[1:-1], 16) < 0xC0 for i, p in enumerate(pieces)]
-        single = [self._processor.is_byte(index) for index in range(len(pieces))]
-        self._lengths = np.array(
-            [int(not c) if s else len(p) for p, s, c in zip(pieces, single, continues, strict=True)]
-        )
-        self._shifts = np.array([p.startswith("▁") - c for p, c in zip(pieces, continues, strict=True)])
+        rest = np.array([s and 0x80 <= b[0] < 0xC0 for s, b in zip(single, self._bytes, strict=True)])
+        self._lengths = np.where(single, ~rest, [len(piece) for piece in pieces])
+        self._shifts = np.array([int(piece.startswith("▁")) for piece in pieces]) - rest - self._lengths
 
     def __reduce__(self) -> Any:
         return type(self), (self.folder, self.normalization)
 
     def normalize(self, text: str) -> str:
-        """Only "▁" is lost: it becomes a space."""
-        return unicode_normalized(text, self.normalization).replace("▁", " ")
+        return unicode_normalized(text, self.normalization)
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """Raises nothing: every text has pieces, an empty one none."""
         text = self.normalize(text)
-        lines = text.split("\n")
-        pieces = self._processor.encode([line for line in lines if line], out_type="numpy", num_threads=1)
-        solid = np.array([bool(line) for line in lines])
-        counts = np.zeros(len(lines), np.int64)
-        counts[solid] = [len(line) for line in pieces]
-        ends = np.cumsum(counts + 1) - 1
-        ids = np.empty(ends[-1] + 1, np.int32)
-        inside = np.ones(len(ids), bool)
-        inside[ends] = False
-        ids[ends] = self._line_end
-        ids[inside] = np.concatenate([*pieces, np.zeros(0, np.int32)])
-        lengths, shifts = self._lengths[ids], self._shifts[ids]
-        firsts = (ends - counts)[solid]
-        lengths[firsts] -= 1  # the space that SentencePiece puts before a line
-        shifts[firsts] = 0
-        starts = np.cumsum(lengths) - lengths + shifts
-        return Encoding(text, ids[:-1], starts[:-1])
+        # Where the text goes on in a line, its first word has no space before it but what the text itself says.
+        within = continued and not text.startswith("\n")
+        words = split_words(text)
+        if within and not text.startswith(" "):
+            first = self._pieces(words[0]) if words else []
+            ids = np.concatenate([np.array(first, np.int32), self._memo.ids(words[1:])])
+        else:
+            ids = self._memo.ids(words[1:] if within else words)
+        # Each line's first piece has a space that is not in the text.
+        joined = np.empty(len(ids), bool)
+        np.equal(ids[:-1], self._line_end, out=joined[1:])
+        joined[:1] = not within
+        joined &= ids != self._line_end
+        starts = np.cumsum(self._lengths[ids] - joined)
+        return Encoding(text, ids, starts + self._shifts[ids])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Special ids are left out; bytes that are not UTF-8 become U+FFFD."""
-        ids = np.asarray(ids, np.int32)
-        lines = np.split(ids, np.flatnonzero(ids == self._line_end))
-        return "\n".join(self._processor.decode(line[line != self._line_end].tolist()) for line in lines)
+        text = b"".join([self._bytes[index] for index in np.asarray(ids).tolist()]).decode(errors="replace")
+        return text.removeprefix(" ").replace("\n ", "\n")
+
+    def piece(self, index: int) -> str:
+        return self._processor.id_to_piece(index)
+
+    def _word(self, word: str) -> list[int]:
+        """A word after a space, or a run of line ends."""
+        return [self._line_end] * len(word) if word.startswith("\n") else self._pieces(" " + word)
+
+    def _pieces(self, text: str) -> list[int]:
+        first, *rest = text.split("▁")
+        ids = self._processor.encode(first)
+        for part in rest:
+            ids += self._bar + self._processor.encode(part)
+        return ids
+
+
+def split_words(text: str) -> list[str]:
+    """What stands between spaces; of a run of spaces, each but the last has an empty word before it. Line ends stand
+    apart: a run of them is a word of its own, and what follows it is a word without a space."""
+    if not text:
+        return []
+    spaced = text.replace("\n", " \n ")
+    while "\n  \n" in spaced:  # empty lines: two spaces that are not in the text
+        spaced = spaced.replace("\n  \n", "\n\n")
+    words = spaced.split(" ")
+    return words[text.startswith("\n") : len(words) - text.endswith("\n")]
 
 
 def short_lines(text: str) -> Iterator[str]:
-    """Lines to learn from: white space other than the space ends one too, lest it join two words in a piece; long
-    ones are cut at a space, so that any sample of lines is fair."""
-    for line in re.split(r"[^\S ]+", text):
+    """Lines to learn from: white space other than the space ends one too, lest it join two words in a piece, and so
+    does the sign for a space; long ones are cut at a space, so that any sample of lines is fair."""
+    for line in re.split(r"(?:[^\S ]|▁)+", text):
         for part in re.finditer(r" ?(.{1,2000}(?= |$)|.{2000})", line):
             yield part[1]
 

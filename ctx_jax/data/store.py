@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sentencex import segment  # pyright: ignore[reportAttributeAccessIssue]  # compiled, without stubs
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data import building, fingerprint
-from ctx_jax.data.corpora import Corpus, Passage, Split
-from ctx_jax.data.tokenizers import Tokenizer
+from ctx_jax.data.corpora import Split
+from ctx_jax.data.sentences import sentence_characters
+from ctx_jax.data.tokenizers import Encoding, Tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """Raised whenever a store of the same corpus and tokenizer would come out different."""
 
 WORD, SENTENCE = 1, 2
 """Bits of `Store.flags`: a word begins here, a sentence begins here."""
 
-OTHER_SPACES = re.compile(r"[^\S\x00-\x7f]")
+KEYS = ("corpus", "tokenizer", "split", "splitter", "corpus_class", "tokenizer_folder")
+"""What store.json says of the origin, under the names that `Store` has for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,30 +43,10 @@ class Store:
     split: Split
     splitter: str
     """What found the sentences: library and version."""
-
-
-def prepare(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    split: Split,
-    folder: Path,
-    progress: Callable[[int, int], None] | None = None,
-) -> Store:
-    """The store of a split, in a folder of its own inside `folder`; written only if it is not there yet.
-
-    The folder's name is a key of all that decides its content; it appears when everything is written, so that a killed
-    preparation leaves nothing that looks finished, and one of two processes waits for the other. `progress` is told the
-    documents and the bytes of text done so far. Memory holds one document.
-    """
-    splitter = f"sentencex {version('sentencex')}"
-    keys = {"corpus": corpus.fingerprint(), "tokenizer": tokenizer.fingerprint, "split": split, "splitter": splitter}
-    path = folder / f"{split}-{fingerprint(FORMAT, keys)[:16]}"
-    with building(path) as partial:
-        if partial is not None:
-            written = _write(corpus, tokenizer, split, partial, progress)
-            about = {"format": FORMAT, **written, "vocabulary": dataclasses.asdict(tokenizer.vocabulary), **keys}
-            (partial / "store.json").write_text(json.dumps(about, indent=1) + "\n")
-    return open_store(path)
+    corpus_class: str
+    """What the corpus is: the name of its class."""
+    tokenizer_folder: str
+    """Where the tokenizer is, from the folder that holds the store."""
 
 
 def open_store(path: Path) -> Store:
@@ -76,10 +54,14 @@ def open_store(path: Path) -> Store:
     damaged."""
     if not (path / "store.json").is_file():
         raise FileNotFoundError(f"no token store in {path}: prepare the data first")
-    about = json.loads((path / "store.json").read_text())
-    if about["format"] != FORMAT:
-        raise ValueError(f"store {path} has format {about['format']}, this version reads {FORMAT}: prepare it anew")
-    vocabulary = Vocabulary(**about["vocabulary"])
+    try:
+        about = json.loads((path / "store.json").read_text())
+        found = about["format"]
+        if found != FORMAT:
+            raise ValueError(f"store {path} has format {found}, this version reads {FORMAT}: prepare the data anew")
+        vocabulary = Vocabulary(**about["vocabulary"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        raise ValueError(f"store {path} is damaged: store.json is not readable; delete the folder") from None
 
     def array(name: str, dtype: np.dtype[Any], size: int) -> np.ndarray:
         file = path / f"{name}.bin"
@@ -97,8 +79,17 @@ def open_store(path: Path) -> Store:
         flags=array("flags", np.dtype(np.uint8), about["tokens"]),
         offsets=array("offsets", np.dtype(np.int64), about["documents"] + 1),
         document_bytes=array("document_bytes", np.dtype(np.int64), about["documents"]),
-        **{name: about[name] for name in ("corpus", "tokenizer", "split", "splitter")},
+        **{name: about[name] for name in KEYS},
     )
+
+
+def check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if the store's tokens are not this tokenizer's."""
+    if store.tokenizer != tokenizer.fingerprint:
+        raise ValueError(
+            f"store {store.folder} holds tokens of tokenizer {store.tokenizer} (folder {store.tokenizer_folder}), not "
+            f"{tokenizer.fingerprint} ({tokenizer.folder}): use that tokenizer, or prepare the data with this one"
+        )
 
 
 def token_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
@@ -106,60 +97,71 @@ def token_dtype(vocabulary: Vocabulary) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocabulary.size <= 1 << 16 else np.uint32)
 
 
-def encode_passage(passage: Passage, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and flags of a passage as they are stored, with the begin token before a document's first and the end token
-    after its last."""
+class Encoded(NamedTuple):
+    """Passages as they are stored."""
+
+    tokens: np.ndarray
+    """[n], of `token_dtype`: begin and end tokens included."""
+    flags: np.ndarray
+    """[n] uint8."""
+    lengths: np.ndarray
+    """[passages] int64: tokens of each."""
+    sizes: np.ndarray
+    """[passages] int64: UTF-8 bytes of the text of each."""
+    last: np.ndarray
+    """[passages] bool: whether a document ends with it."""
+
+
+def encode_passages(passages: Sequence[tuple[str, bool, bool, str]], tokenizer: Tokenizer) -> Encoded:
+    """Encodes each `corpora.Passage` (or plain tuple of the same, which processes exchange faster).
+
+    The begin token stands before a document's first passage, the end token after its last. A document's first sentence
+    starts with its first token, be it white space; others start after it.
+    """
     vocabulary = tokenizer.vocabulary
-    encoding = tokenizer.encode(passage.text, continued=not passage.first)
-    flags = encoding.word_starts() * np.uint8(WORD)
-    characters = sentence_characters(encoding.text, passage.language)
-    if not (passage.first or passage.text.startswith("\n")):
-        characters = characters[1:]  # the document was cut within a line
-    sentences = encoding.tokens_at(characters)
-    if passage.first:
-        sentences[:1] = 0  # white space before the first sentence is part of it
-    flags[sentences] |= SENTENCE
-    begin = [vocabulary.begin] if passage.first else []
-    end = [vocabulary.end] if passage.last and vocabulary.end != vocabulary.begin else []
-    ids = np.concatenate([begin, encoding.ids, end]).astype(token_dtype(vocabulary))
-    return ids, np.pad(flags, (len(begin), len(end)))
+    texts, firsts, lasts, languages = zip(*passages, strict=True)
+    first, last = np.array(firsts, bool), np.array(lasts, bool)
+    encodings = [tokenizer.encode(text, not is_first) for text, is_first in zip(texts, firsts, strict=True)]
+
+    # Words and sentences are found in all texts at once, with a blank line between them: most documents are short.
+    counts = np.array([len(encoding.ids) for encoding in encodings], np.int64)
+    places = np.cumsum([0] + [len(encoding.text) + len(GAP) for encoding in encodings])
+    whole = Encoding(
+        GAP.join(encoding.text for encoding in encodings),
+        np.concatenate([encoding.ids for encoding in encodings]),
+        np.concatenate([encoding.starts for encoding in encodings]) + np.repeat(places[:-1], counts),
+    )
+    marks = whole.word_starts() * np.uint8(WORD)
+    sentences = _sentences(whole.text, languages, places)
+    found = np.searchsorted(places, sentences, side="right") - 1
+    sentences, found = sentences[counts[found] > 0], found[counts[found] > 0]
+    opens = np.diff(found, prepend=-1) > 0
+    begins = np.cumsum(counts) - counts
+    tokens = np.where(opens & first[found], 0, whole.tokens_at(sentences))
+    tokens = np.maximum(tokens, begins[found])  # a tokenizer may leave out what a text begins with
+    whole_lines = first | [text.startswith("\n") for text in texts]
+    marks[tokens[~opens | whole_lines[found]]] |= SENTENCE  # else the document was cut within a line
+
+    ends = last & (vocabulary.end != vocabulary.begin)
+    lengths = counts + first + ends
+    stops = np.cumsum(lengths)
+    inside = np.ones(stops[-1], bool)
+    ids, flags = np.empty(len(inside), token_dtype(vocabulary)), np.zeros(len(inside), np.uint8)
+    for border, token in (((stops - lengths)[first], vocabulary.begin), (stops[ends] - 1, vocabulary.end)):
+        inside[border] = False
+        ids[border] = token
+    ids[inside], flags[inside] = whole.ids, marks
+    sizes = np.array([len(text.encode()) for text in texts], np.int64)
+    return Encoded(ids, flags, lengths, sizes, last)
 
 
-def sentence_characters(text: str, language: str) -> np.ndarray:
-    """The characters at which sentences start, none of them white space."""
-    # sentencex 1.0.32 panics on some white space outside ASCII; in its place, a space changes no offset.
-    plain = text if text.isascii() else OTHER_SPACES.sub(" ", text)
-    starts: list[int] = []
-    place = 0
-    for sentence in segment(language, plain):
-        if solid := len(sentence.lstrip()):
-            starts.append(place + len(sentence) - solid)
-        place += len(sentence)
-    return np.array(starts, np.int64)
+GAP = "\n\n"
 
 
-def _write(
-    corpus: Corpus, tokenizer: Tokenizer, split: Split, folder: Path, progress: Callable[[int, int], None] | None
-) -> dict[str, int]:
-    documents = total = read = 0
-    with (
-        (folder / "tokens.bin").open("wb") as tokens_file,
-        (folder / "flags.bin").open("wb") as flags_file,
-        (folder / "offsets.bin").open("wb") as offsets_file,
-        (folder / "document_bytes.bin").open("wb") as bytes_file,
-    ):
-        offsets_file.write(np.int64(0).tobytes())
-        size = 0
-        for passage in corpus.passages(split):
-            tokens, flags = encode_passage(passage, tokenizer)
-            tokens_file.write(tokens.tobytes())
-            flags_file.write(flags.tobytes())
-            total, size = total + len(tokens), size + len(passage.text.encode())
-            if not passage.last:
-                continue
-            offsets_file.write(np.int64(total).tobytes())
-            bytes_file.write(np.int64(size).tobytes())
-            documents, read, size = documents + 1, read + size, 0
-            if progress is not None:
-                progress(documents, read)
-    return {"documents": documents, "tokens": total}
+def _sentences(text: str, languages: Sequence[str], places: np.ndarray) -> np.ndarray:
+    """The characters of the joined text at which sentences start."""
+    parts, at = [], 0
+    for language, run in itertools.groupby(languages):
+        start, at = at, at + sum(1 for _ in run)
+        parts.append(places[start] + sentence_characters(text[places[start] : places[at]], language))
+    return np.concatenate(parts)

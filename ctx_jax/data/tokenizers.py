@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -17,13 +20,23 @@ import numpy as np
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Corpus
-from ctx_jax.serialization import from_json, to_json
+from ctx_jax.serialization import from_json, nearest, to_json
 
 Normalization = Literal["none", "NFC", "NFKC"]
 """Unicode normalisation of all text, in training and in use."""
 
 SPACES = np.array([chr(code).isspace() for code in range(0x3002)])
 """Whether a code point is white space; U+3000 is the last that is."""
+
+ASCII_SPACES = SPACES[:256].tobytes()
+"""The same for one-byte characters, as a table for `bytes.translate`."""
+
+SPECIAL = {"pad": 0, "unknown": 1, "begin": 2, "end": 3, "classification": 4, "separator": 5, "mask": 6}
+"""The special ids of every tokenizer that is trained here; text comes after them."""
+
+
+PIECES = dict(zip(SPECIAL, ("<pad>", "<unk>", "<s>", "</s>", "<cls>", "<sep>", "<mask>"), strict=True))
+"""What stands for them in lists of tokens."""
 
 
 class Encoding(NamedTuple):
@@ -35,7 +48,7 @@ class Encoding(NamedTuple):
     """[n] int32; no special ids, whatever the text says."""
     starts: np.ndarray
     """[n] int64, never falling: the character at which each token starts. A space that only joins a token to the word
-    before it does not count; bytes of one character share its place."""
+    before it does not count; bytes of one character share its place; a word's first token starts where it does."""
 
     def tokens_at(self, characters: np.ndarray) -> np.ndarray:
         """The first token of each of these characters of the text, as indices."""
@@ -65,7 +78,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """A text, or with `continued` a passage of a document that is not its first (`corpora.Passage`): the ids of a
-        document's passages, joined, are the document's. Nothing in the text ever becomes a special id."""
+        document's passages, joined, are the document's. Nothing in the text ever becomes a special id, except that
+        `contract.Vocabulary.unknown` stands for what a tokenizer does not know."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -74,6 +88,10 @@ class Tokenizer(Protocol):
 
     def normalize(self, text: str) -> str:
         """The text as far as this tokenizer keeps it."""
+        ...
+
+    def piece(self, index: int) -> str:
+        """How an id is written, for people."""
         ...
 
 
@@ -98,6 +116,47 @@ class TokenizerConfig(Protocol):
 CONFIG = "config.json"
 """The file in a tokenizer's folder that says what it is."""
 
+KINDS: dict[str, dict[str, str]] = {
+    "unigram": {"type": "ctx_jax.data.sentencepieces:SentencePiece"},
+    "bpe": {"type": "ctx_jax.data.sentencepieces:SentencePiece", "model_type": "bpe"},
+    "wordpiece": {"type": "ctx_jax.data.subwords:WordPiece"},
+    "byte_bpe": {"type": "ctx_jax.data.subwords:ByteLevelBPE"},
+    "bytes": {"type": "ctx_jax.data.symbols:Bytes"},
+    "characters": {"type": "ctx_jax.data.symbols:Characters"},
+    "words": {"type": "ctx_jax.data.symbols:Words"},
+}
+"""What a tokenizer may be called in one word, with its defaults."""
+
+
+def named(text: str) -> TokenizerConfig:
+    """The tokenizer of a kind, or the trained one that the folder of this name holds. Raises ValueError for neither."""
+    if text in KINDS:
+        return from_json(KINDS[text])
+    if (Path(text) / CONFIG).is_file():
+        return Pretrained(Path(text))
+    what = "is a folder without a tokenizer" if Path(text).is_dir() else "is neither a kind nor a tokenizer's folder"
+    raise ValueError(f"tokenizer {text!r} {what}: choose {', '.join(KINDS)} or a folder{nearest(text, list(KINDS))}")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A tokenizer that is trained already, used where it is."""
+
+    path: str | Path
+    """Its folder."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Raises FileNotFoundError or ValueError if there is no sound tokenizer."""
+        return load_tokenizer(Path(self.path)).vocabulary.size
+
+    def train(self, texts: Iterable[str], folder: Path) -> Tokenizer:
+        """Reads no text and writes nothing."""
+        return load_tokenizer(Path(self.path))
+
+    def load(self, folder: Path) -> Tokenizer:
+        return load_tokenizer(Path(self.path))
+
 
 def save_config(config: Any, folder: Path) -> None:
     """Writes which tokenizer a folder holds."""
@@ -105,34 +164,105 @@ def save_config(config: Any, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in `folder`. Raises FileNotFoundError if there is none."""
-    file = folder / CONFIG
-    if not file.is_file():
+    """The tokenizer in `folder`. Raises FileNotFoundError if there is none, ValueError if it is damaged."""
+    if not (folder / CONFIG).is_file():
         raise FileNotFoundError(f"no tokenizer in {folder}: train one into it first")
-    return from_json(json.loads(file.read_text()), str(file)).load(folder)
+    try:
+        config = from_json(json.loads(read_part(folder, CONFIG)), CONFIG)
+    except ValueError as error:
+        raise damaged(folder, CONFIG, str(error)) from None
+    if not hasattr(config, "load") or isinstance(config, Pretrained):
+        raise damaged(folder, CONFIG, "it does not describe a tokenizer")
+    return config.load(folder)
 
 
-def prepare_tokenizer(
-    config: TokenizerConfig, corpus: Corpus, folder: Path, log: Callable[[str], None] = lambda text: None
-) -> Tokenizer:
-    """The tokenizer of `config` for this corpus: from `folder` where it has been trained, else trained on the train
-    split, which is told to `log`."""
-    path = folder / f"tokenizer-{fingerprint(config, corpus.fingerprint())[:16]}"
-    if not path.exists():
-        log(f"training a tokenizer: {config}")
-    return config.train((passage.text for passage in corpus.passages("train")), path)
+def read_part(folder: Path, name: str) -> bytes:
+    """One of the files that make a tokenizer. Raises FileNotFoundError if it is missing."""
+    try:
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"tokenizer {folder} is damaged: {name} is missing; delete the folder") from None
+
+
+def damaged(folder: Path, name: str, what: str) -> ValueError:
+    """The error of a file that cannot be what `train` wrote."""
+    return ValueError(f"tokenizer {folder} is damaged: {name} cannot be read ({what}); delete the folder")
+
+
+def tokenizer_name(config: TokenizerConfig, corpus: Corpus) -> str:
+    """The name of its folder: a key of what decides its content."""
+    return f"tokenizer-{fingerprint(config, corpus.fingerprint())[:16]}"
+
+
+def train_texts(corpus: Corpus, progress: Callable[[int, int], None] | None = None) -> Iterator[str]:
+    """The passages of the train split, of which `progress` is told."""
+    documents = read = 0
+    for passage in corpus.passages("train"):
+        yield passage.text
+        documents, read = documents + passage.last, read + len(passage.text)
+        if progress is not None:
+            progress(documents, read)
+
+
+class Memo(dict[str, bytes]):
+    """The ids of words, each encoded by itself, once: words repeat, and to look one up is far cheaper. Memory is
+    bounded."""
+
+    words = 1 << 18
+    characters = 40
+    """Longer words are not kept."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+
+    def __missing__(self, word: str) -> bytes:
+        ids = array("i", self._encode(word)).tobytes()
+        if len(word) <= self.characters:
+            if len(self) >= self.words:
+                self.clear()
+            self[word] = ids
+        return ids
+
+    def ids(self, words: Iterable[str]) -> np.ndarray:
+        """[n] int32: the ids of all, joined."""
+        return np.frombuffer(b"".join(map(self.__getitem__, words)), np.int32)
+
+
+def counted(split: Callable[[str], Iterable[str]], texts: Iterable[str], memory: int = 1 << 28) -> Counter[str]:
+    """How often each word occurs in the texts. Where the words need more than about so many bytes, the rarest are
+    forgotten on the way."""
+    counts: Counter[str] = Counter()
+    fresh = 0
+    for text in texts:
+        counts.update(split(text))
+        fresh += len(text)
+        if fresh > memory >> 4:
+            fresh, least = 0, 1
+            while sum(map(len, counts)) + 100 * len(counts) > memory:
+                counts = Counter({word: count for word, count in counts.items() if count > least})
+                least *= 2
+    return counts
 
 
 def unicode_normalized(text: str, form: Normalization) -> str:
     """The text in a Unicode normalisation form."""
-    return text if form == "none" or text.isascii() else unicodedata.normalize(form, text)
+    if form == "none" or text.isascii() or unicodedata.is_normalized(form, text):
+        return text
+    return unicodedata.normalize(form, text)
+
+
+def code_points(text: str) -> np.ndarray:
+    """[len(text)] uint32."""
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
 
 
 def word_characters(text: str) -> np.ndarray:
     """[len(text) + 1] bool: a word starts here, with a character that is not white space and is first or after some."""
+    starts = np.zeros(len(text) + 1, bool)
     if text.isascii():
-        codes = np.frombuffer(text.encode("ascii"), np.uint8)
+        space = np.frombuffer(text.encode("ascii").translate(ASCII_SPACES), bool)
     else:
-        codes = np.minimum(np.frombuffer(text.encode("utf-32-le"), np.uint32), len(SPACES) - 1)
-    space = np.concatenate([[True], SPACES[codes], [True]])
-    return space[:-1] & ~space[1:]
+        space = SPACES[np.minimum(code_points(text), len(SPACES) - 1)]
+    starts[:-1] = ~space
+    starts[1:-1] &= space[:-1]
+    return starts

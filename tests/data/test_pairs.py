@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import collections
+import functools
+import inspect
 import itertools
 import random
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -79,7 +83,7 @@ def test_sentences_follow_each_other_and_replaced_ones_come_back(make_store, mon
     store = make_store(SHORT)
     starts = set(sentence_table(store).start.tolist())
     for reader in (Pairs(40), Pairs(40, unit="sentence")):
-        plan = pair_plan.__wrapped__(store, reader, 3, 0)
+        plan = inspect.unwrap(pair_plan)(store, reader, 3, 0)
         for number in range(6):
             mine = plan[document_of(store, plan["a"]) == number]
             a_end, b_end = mine["a"] + mine["a_length"], mine["b"] + mine["b_length"]
@@ -98,7 +102,7 @@ def test_sentences_follow_each_other_and_replaced_ones_come_back(make_store, mon
 def test_chunks_reach_the_target_and_no_further(make_store, monkeypatch):
     monkeypatch.setattr(pairs, "truncated", lambda a, b, room: (a, b))
     store = make_store(SHORT)
-    plan = pair_plan.__wrapped__(store, Pairs(40, short_probability=0), 3, 0)
+    plan = inspect.unwrap(pair_plan)(store, Pairs(40, short_probability=0), 3, 0)
     total = plan["a_length"] + plan["b_length"]
     assert total.max() < 37 + 7
     small = (total < 37) & (plan["relation"] == 0)  # at most at the end of each document
@@ -120,7 +124,7 @@ def test_short_targets_are_drawn_per_document_and_copy(make_store):
     assert abs(short[true].mean() - expected) < 4 * (expected * (1 - expected) / true.sum()) ** 0.5
     assert not np.array_equal(plan, pair_plan(store, reader, 0, 1))
     assert not np.array_equal(plan, pair_plan(store, reader, 1, 0))
-    assert np.array_equal(plan, pair_plan.__wrapped__(store, reader, 0, 0))
+    assert np.array_equal(plan, inspect.unwrap(pair_plan)(store, reader, 0, 0))
 
 
 def test_order_swaps_neighbours(make_store):
@@ -224,3 +228,23 @@ def test_every_token_of_text_comes_once_in_full_rows(make_store, cross_documents
         if document_of(store, start) == document_of(store, following):
             first = table.end[np.searchsorted(table.start, following, side="right") - 1] - following
             assert end - start + min(first, 12) > 12
+
+
+def test_a_plan_is_made_once_for_all_threads():
+    made, results = [], []
+
+    @pairs.once
+    @functools.lru_cache
+    def slow(number: int) -> object:
+        made.append(number)
+        time.sleep(0.05)
+        return object()
+
+    threads = [threading.Thread(target=lambda: results.append(slow(3))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [3]
+    assert len(results) == 4
+    assert len(set(results)) == 1

@@ -3,197 +3,183 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
-import sys
-import threading
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ctx_jax.data import building, fingerprint
-from ctx_jax.data.corpora import Passage
-from ctx_jax.data.store import SENTENCE, WORD, encode_passage, open_store, prepare, sentence_characters
+from ctx_jax.contract import Vocabulary
+from ctx_jax.data.corpora import Passage, TextFiles
+from ctx_jax.data.preparation import prepare
+from ctx_jax.data.sentences import sentence_characters
+from ctx_jax.data.store import SENTENCE, WORD, check_tokenizer, encode_passages, open_store
+from ctx_jax.data.tokenizers import Encoding
 
 TEXTS = (
     "The Union is strong. Mr. J. F. Smith said so on Jan. 3 in the U.S. Senate.\nDid he? Yes!\n\nA heading\n\nThe end.",
     "One line\nbroken in two. And \u201ca quote.\u201d Then\u2028more.",
     "  an indented text 😀 [MASK] </s>. So.",
 )
+SENTENCES = [
+    [
+        "The Union is strong.",
+        "Mr. J. F. Smith said so on Jan. 3 in the U.S. Senate.",
+        "Did he?",
+        "Yes!",
+        "A heading",
+        "The end.",
+    ],
+    ["One line\nbroken in two.", "And \u201ca quote.\u201d", "Then\u2028more."],
+    ["an indented text 😀 [MASK] </s>.", "So."],
+]
 
 
-@dataclass(frozen=True)
-class Texts:
-    """A corpus of given texts."""
+class Characters:
+    """A character is a token, but for those that it leaves out: ids from 10, begin 2, end 3."""
 
-    texts: tuple[str, ...] = TEXTS
-    language: str = "en"
+    vocabulary = Vocabulary(size=1 << 21, pad=0, unknown=1, begin=2, end=3, classification=4, separator=5, mask=6)
 
-    def passages(self, split):
-        return (Passage(text, True, True, self.language) for text in (self.texts if split == "train" else ()))
+    def __init__(self, left_out: str = "", end: int = 3) -> None:
+        self.left_out = left_out
+        self.vocabulary = replace(self.vocabulary, end=end)
 
-    def size(self, split):
-        return None
-
-    def fingerprint(self):
-        return fingerprint(self)
+    def encode(self, text: str, continued: bool = False) -> Encoding:
+        starts = np.array([i for i, character in enumerate(text) if character not in self.left_out], np.int64)
+        return Encoding(text, np.array([10 + ord(text[i]) for i in starts], np.int32), starts)
 
 
-def test_prepared_store_holds_the_text(tmp_path, tokenizer):
-    told = []
-    store = prepare(Texts(), tokenizer, "train", tmp_path, lambda *done: told.append(done))
-    assert store.tokens.dtype == np.uint16
-    assert store.vocabulary == tokenizer.vocabulary
-    sizes = [len(text.encode()) for text in TEXTS]
-    assert store.document_bytes.tolist() == sizes
-    assert told == [(1, sizes[0]), (2, sum(sizes[:2])), (3, sum(sizes))]
-    assert store.offsets[0] == 0
-    assert store.offsets[-1] == len(store.tokens) == len(store.flags)
-    for text, (start, end) in zip(TEXTS, itertools.pairwise(store.offsets), strict=True):
-        assert store.tokens[start] == tokenizer.vocabulary.begin
-        assert store.tokens[end - 1] == tokenizer.vocabulary.end
-        assert store.flags[start] == store.flags[end - 1] == 0
-        inside = store.tokens[start + 1 : end - 1]
-        assert tokenizer.decode(inside) == text
-        assert not set(inside.tolist()) & set(tokenizer.vocabulary.special)
-        assert (store.flags[start:end] & WORD).sum() == len(text.split())
-    with pytest.raises(ValueError, match="read-only"):
-        store.tokens[0] = 1
+def encode(passages, tokenizer=None):
+    return encode_passages(passages, tokenizer or Characters())  # pyright: ignore[reportArgumentType]
+
+
+def document(*texts, language="en"):
+    """A document in passages."""
+    return [Passage(text, i == 0, i == len(texts) - 1, language) for i, text in enumerate(texts)]
+
+
+def test_what_is_stored_of_a_document():
+    encoded = encode(document("Ab c! D"))
+    assert encoded.tokens.dtype == np.uint32
+    assert encoded.tokens.tolist() == [2, *(10 + ord(character) for character in "Ab c! D"), 3]
+    assert encoded.flags.tolist() == [0, WORD | SENTENCE, 0, 0, WORD, 0, 0, WORD | SENTENCE, 0]
+    assert encoded.lengths.tolist() == [9]
+    assert encoded.sizes.tolist() == [7]
+    assert encoded.last.tolist() == [True]
+
+
+def test_passages_of_a_document_are_the_document():
+    """Cut before white space; a cut within a line starts no sentence, one at a line end does."""
+    whole = encode(document("One two. Three\nfour.\nFive ü six."))
+    parts = encode(document("One", " two. Three\nfour.", "\nFive", " ü six."))
+    assert np.array_equal(parts.tokens, whole.tokens)
+    assert np.flatnonzero(parts.flags & SENTENCE).tolist() == [1, 10, 22]
+    assert np.array_equal(parts.flags & WORD, whole.flags & WORD)
+    assert parts.lengths.tolist() == [4, 17, 5, 8]
+    assert parts.sizes.tolist() == [3, 17, 5, 8]
+    assert parts.last.tolist() == [False, False, False, True]
 
 
 def test_sentences_begin_where_the_text_says(tokenizer):
-    sentences = [
-        [
-            "The Union is strong.",
-            "Mr. J. F. Smith said so on Jan. 3 in the U.S. Senate.",
-            "Did he?",
-            "Yes!",
-            "A heading",
-            "The end.",
-        ],
-        ["One line\nbroken in two.", "And \u201ca quote.\u201d", "Then\u2028more."],
-        ["an indented text 😀 [MASK] </s>.", "So."],
-    ]
-    for text, expected in zip(TEXTS, sentences, strict=True):
-        ids, flags = encode_passage(Passage(text, True, True, "en"), tokenizer)
-        begins = np.flatnonzero(flags & SENTENCE)
+    for text, expected in zip(TEXTS, SENTENCES, strict=True):
+        encoded = encode(document(text), tokenizer)
+        begins = np.flatnonzero(encoded.flags & SENTENCE)
         assert begins[0] == 1
-        parts = [tokenizer.decode(part) for part in np.split(ids, begins)[1:]]
+        parts = [tokenizer.decode(part) for part in np.split(encoded.tokens, begins)[1:]]
         assert [part.strip() for part in parts] == expected
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "\u2028"])
+@pytest.mark.parametrize("text", [" ", "\n\n", "\u2028"])
 def test_documents_without_words(tokenizer, text):
-    ids, flags = encode_passage(Passage(text, True, True, "en"), tokenizer)
-    assert tokenizer.decode(ids) == text
-    assert not flags.any()
-    assert ids[0] == tokenizer.vocabulary.begin
+    encoded = encode(document(text), tokenizer)
+    assert tokenizer.decode(encoded.tokens) == text
+    assert not encoded.flags.any()
+    assert encoded.tokens[0] == tokenizer.vocabulary.begin
 
 
-def test_sentence_characters_survive_white_space_outside_ascii():
-    # An initial before U+2028 makes the splitter panic if it sees that character.
-    assert sentence_characters("Mr A.\u2028B. Then.", "en").tolist() == [0, 9]
-    assert sentence_characters("\u3000 One.\u00a0Two.", "en").tolist() == [2, 7]
+def test_text_that_a_tokenizer_leaves_out():
+    """What begins a sentence may have no token; the flag never falls on another document."""
+    encoded = encode([*document("A! B"), *document("\x00\x00"), *document("\x00c! D\x00? E")], Characters("\x00"))
+    assert encoded.lengths.tolist() == [6, 2, 9]
+    assert np.flatnonzero(encoded.flags & SENTENCE).tolist() == [1, 4, 9, 12, 15]
 
 
-def test_kept_by_what_decides_the_content(tmp_path, tokenizer):
-    store = prepare(Texts(), tokenizer, "train", tmp_path)
-    written = store.folder.stat().st_mtime_ns
-    assert prepare(Texts(), tokenizer, "train", tmp_path).folder == store.folder
-    assert store.folder.stat().st_mtime_ns == written
-    others = {
-        prepare(Texts(TEXTS[:1]), tokenizer, "train", tmp_path).folder,
-        prepare(Texts(), tokenizer, "validation", tmp_path).folder,
-        prepare(Texts(language="de"), tokenizer, "train", tmp_path).folder,
-    }
-    assert len(others | {store.folder}) == 4
+DOCUMENTS = st.lists(
+    st.tuples(
+        st.lists(st.text("aB .?!\n\u2028ü\x00", min_size=1, max_size=12), min_size=1, max_size=3),
+        st.sampled_from(["en", "de", "zh"]),
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
-def test_empty_split(tmp_path, tokenizer):
-    store = prepare(Texts(), tokenizer, "validation", tmp_path)
-    assert len(store.tokens) == 0
-    assert store.offsets.tolist() == [0]
+@settings(max_examples=200, deadline=None)
+@given(DOCUMENTS, st.booleans(), st.booleans())
+def test_a_batch_of_passages_is_each_of_them(documents, one_boundary, leave_out):
+    tokenizer = Characters("ü" if leave_out else "", end=2 if one_boundary else 3)
+    passages = [passage for texts, language in documents for passage in document(*texts, language=language)]
+    together, alone = encode(passages, tokenizer), [encode([passage], tokenizer) for passage in passages]
+    for name, value in together._asdict().items():
+        assert np.array_equal(value, np.concatenate([getattr(encoded, name) for encoded in alone])), name
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("aB .?!\n\u2028ü\"'", min_size=1, max_size=40))
+def test_flags_of_a_text(text):
+    """Begin, a token a character, end: sentences are those of `sentence_characters`, words those of `split`."""
+    flags = encode(document(text)).flags
+    assert np.flatnonzero(flags & SENTENCE).tolist() == (1 + sentence_characters(text, "en")).tolist() or (
+        # White space before the first sentence is part of it.
+        np.flatnonzero(flags & SENTENCE).tolist() == [1, *(1 + sentence_characters(text, "en")[1:])]
+    )
+    assert (flags & WORD).sum() == len(text.split())
+
+
+def test_boundary_of_one_id():
+    """GPT-2's only boundary begins a document and ends none."""
+    assert encode(document("A"), Characters(end=2)).tokens.tolist() == [2, 10 + ord("A")]
+
+
+def speech(folder, tokenizer):
+    """The store of a text."""
+    (folder / "text.txt").write_text(TEXTS[0])
+    return prepare(TextFiles(folder / "text.txt", test=folder / "text.txt"), tokenizer, "test", folder)
 
 
 def test_unusable_stores(tmp_path, tokenizer):
     with pytest.raises(FileNotFoundError, match="no token store in"):
         open_store(tmp_path)
-    folder = prepare(Texts(), tokenizer, "train", tmp_path).folder
+    folder = speech(tmp_path, tokenizer).folder
     about = json.loads((folder / "store.json").read_text())
     (folder / "store.json").write_text(json.dumps(about | {"format": 0}))
     with pytest.raises(ValueError, match="has format 0, this version reads"):
         open_store(folder)
+    for text in ("{", "[]", "{}", json.dumps(about | {"vocabulary": {"size": 3}})):
+        (folder / "store.json").write_text(text)
+        with pytest.raises(ValueError, match=r"is damaged: store\.json is not readable; delete the folder"):
+            open_store(folder)
     (folder / "store.json").write_text(json.dumps(about))
     os.truncate(folder / "tokens.bin", 10)
     with pytest.raises(ValueError, match=r"is damaged: tokens\.bin is not \d+ bytes"):
         open_store(folder)
 
 
-def test_failed_preparation_leaves_nothing(tmp_path, tokenizer):
-    def fail(documents: int, size: int) -> None:
-        raise OSError("No space left on device")
-
-    with pytest.raises(OSError, match="No space"):
-        prepare(Texts(), tokenizer, "train", tmp_path, fail)
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-
-
-def test_killed_preparation_leaves_nothing_that_looks_finished(tmp_path, tokenizer):
-    """A process is killed in the middle of filling a folder; the next one starts clean."""
-    code = (
-        "import os, signal, sys; from pathlib import Path; from ctx_jax.data import building\n"
-        "with building(Path(sys.argv[1])) as folder:\n"
-        "    (folder / 'half').write_text('written')\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    target = tmp_path / "store"
-    assert subprocess.run([sys.executable, "-c", code, str(target)], check=False).returncode == -signal.SIGKILL
-    assert not target.exists()
-    with building(target) as folder:
-        assert folder is not None
-        assert list(folder.iterdir()) == []
-        (folder / "whole").write_text("written")
-    assert [path.name for path in target.iterdir()] == ["whole"]
+def test_a_store_knows_its_tokenizer(tmp_path, tokenizer):
+    store = speech(tmp_path, tokenizer)
+    check_tokenizer(store, tokenizer)
+    assert (tmp_path / store.tokenizer_folder).resolve() == tokenizer.folder
+    assert store.corpus_class == "TextFiles"
+    other = replace(store, tokenizer="0123")
+    with pytest.raises(ValueError, match=rf"0123 \(folder .*pieces\), not {tokenizer.fingerprint} .*: use that"):
+        check_tokenizer(other, tokenizer)
 
 
-def test_two_at_once_write_one_store(tmp_path, tokenizer):
-    started, go_on, read = threading.Event(), threading.Event(), []
-
-    @dataclass(frozen=True)
-    class Slow(Texts):
-        def passages(self, split):
-            read.append(split)
-            started.set()
-            assert go_on.wait(10)
-            yield from super().passages(split)
-
-    stores = []
-    threads = [
-        threading.Thread(target=lambda: stores.append(prepare(Slow(), tokenizer, "train", tmp_path))) for _ in range(2)
-    ]
-    threads[0].start()
-    assert started.wait(10)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert read == ["train"]
-    assert stores[0].folder == stores[1].folder
-    assert np.array_equal(stores[0].tokens, stores[1].tokens)
-
-
-def test_boundary_of_one_id(tokenizer):
-    """GPT-2's only boundary begins a document and ends none."""
-
-    class OneBoundary:
-        vocabulary = tokenizer.vocabulary.__class__(
-            **(vars(tokenizer.vocabulary) | {"end": tokenizer.vocabulary.begin})
-        )
-        encode = staticmethod(tokenizer.encode)
-
-    ids, flags = encode_passage(Passage("A text.", True, True, "en"), OneBoundary())  # pyright: ignore[reportArgumentType]
-    assert ids[0] == tokenizer.vocabulary.begin
-    assert tokenizer.decode(ids[1:]) == "A text."
-    assert len(ids) == len(flags)
-    assert tokenizer.vocabulary.begin not in ids[1:]
+def test_a_store_is_read_only(tmp_path, tokenizer):
+    store = speech(tmp_path, tokenizer)
+    with pytest.raises(ValueError, match="read-only"):
+        store.tokens[0] = 1
+    for start, end in itertools.pairwise(store.offsets):
+        assert store.tokens[start] == tokenizer.vocabulary.begin
+        assert store.tokens[end - 1] == tokenizer.vocabulary.end

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from ctx_jax import runs
 from ctx_jax.data.loader import Loader
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.text import open_text
 from ctx_jax.training.optimizers import Sgd
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, shardings_of
@@ -24,7 +24,7 @@ from tests.tiny import smaller
 
 def trained(experiment: Any, mesh: jax.sharding.Mesh, accumulation: int) -> tuple[list[float], Any]:
     """The losses of three steps and the state after them."""
-    _, stores = runs.open_text(experiment, ("train",))
+    _, stores = open_text(experiment.data, ("train",))
     store, data, objective = stores["train"], experiment.data, experiment.objective
     model, optimizer = experiment.model.build(), experiment.optimizer.build(3)
     shapes = prepared_shapes(objective, data.reader, store, data.batch_size)

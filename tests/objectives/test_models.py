@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ctx_jax import runs
 from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.layers.parameters import unboxed
 from ctx_jax.models.xlnet import XLNetConfig
 from ctx_jax.objectives import row_keys
 from ctx_jax.objectives.permutation import Permutation
+from ctx_jax.text import open_text
 from ctx_jax.training.step import prepare
 from tests.tiny import smaller
 
@@ -55,7 +55,7 @@ def test_a_permuted_prediction_depends_on_what_comes_before_it_in_the_order(voca
 def drawn(name: str, speeches: Path, folder: Path) -> tuple[Any, Vocabulary, Batch, Batch]:
     """The objective of an experiment, its vocabulary, and 400 rows of its reader before and after `prepare`."""
     experiment = smaller(name, speeches, folder)
-    _, stores = runs.open_text(experiment, ("train",))
+    _, stores = open_text(experiment.data, ("train",))
     store, objective = stores["train"], experiment.objective
     batch = experiment.data.reader.batch(store, 0, range(400), batch_size=400, seed=0)
     batch["documents"][7] = batch["words"][7] = 0  # a row of padding

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from ctx_jax import runs
 from ctx_jax.contract import Batch, Reader, TokenStore
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.text import open_text
 from ctx_jax.training.optimizers import Sgd
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import init_state
@@ -36,7 +36,7 @@ def uneven(reader: Reader, store: TokenStore, n: int) -> Batch:
 def test_rematerialised_micro_batches_are_the_full_batch(name: str, speeches: Path, folder: Path):
     """Parameters, memory and metrics of three steps, with unequal numbers of targets; compiled once."""
     experiment = smaller(name, speeches, folder)
-    _, stores = runs.open_text(experiment, ("train",))
+    _, stores = open_text(experiment.data, ("train",))
     store, reader, objective = stores["train"], experiment.data.reader, experiment.objective
     config = replace(experiment.model, dropout=0.0, attention_dropout=0.0)
     assert config.scan and not config.remat

@@ -1,0 +1,256 @@
+"""Files of text, local or remote, plain or compressed: found, hashed, and read as a stream.
+
+What text is, is decided here alone: UTF-8, without the byte-order mark at a file's start; "\\n", "\\r\\n" and "\\r" end
+a line and become "\\n", nothing else does.
+"""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import glob
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+from ctx_jax.serialization import nearest
+
+if TYPE_CHECKING:
+    from etils import epath
+
+    File = Path | epath.Path
+
+Errors = Literal["strict", "replace"]
+"""What to do with bytes that are not UTF-8."""
+
+BLOCK = 1 << 18
+"""Bytes that are read at a time."""
+
+TEXT = re.compile(r"\.(txt|jsonl|gz|zst)$", re.IGNORECASE)
+URI = re.compile(r"[a-z][a-z0-9]+://")
+COLLAPSED_URI = re.compile(r"(gs|s3|az|hf):/[^/]")
+WILDCARD = re.compile(r"[*?[]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def location(path: str | Path) -> str | Path:
+    """A URI as it is, anything else as a Path: so that equal places are equal values.
+
+    Raises ValueError for a Path that was a URI: its "//" is lost.
+    """
+    if COLLAPSED_URI.match(str(path)):
+        raise ValueError(f"path {str(path)!r} has lost a slash: give a URI as a string, not as a Path")
+    return path if isinstance(path, str) and URI.match(path) else Path(path)
+
+
+def text_files(path: str | Path) -> list[File]:
+    """The files that a path names, in order of their names: itself, what a folder holds at any depth, or what a glob
+    matches. Raises FileNotFoundError if there is none, OSError if a folder cannot be read."""
+    place = location(path)
+    try:
+        files = sorted(_local_files(place) if isinstance(place, Path) else _remote_files(place))
+    except ImportError as error:
+        raise ValueError(f"{path} cannot be read: {error}; install gcsfs for gs://, s3fs for s3://") from None
+    if not files:
+        raise FileNotFoundError(
+            f"no text in {path}: give a text file, a folder that holds .txt or .jsonl files (or such as .gz or .zst), "
+            "or a glob"
+        )
+    return files
+
+
+def _local_files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        return [name for name in map(Path, glob.glob(str(path), recursive=True)) if name.is_file()]
+    walk = os.walk(path, onerror=_stop)
+    return [Path(folder, name) for folder, _, names in walk for name in names if TEXT.search(name)]
+
+
+def _remote_files(uri: str) -> list[epath.Path]:
+    from etils import epath
+
+    path = epath.Path(uri)
+    if wildcard := WILDCARD.search(uri):
+        if "**" in uri:
+            raise ValueError(f"{uri} cannot be searched by **: give the folder, every text file in it is read")
+        root, _, _ = uri[: wildcard.start()].rpartition("/")
+        return [name for name in epath.Path(root).glob(uri[len(root) + 1 :]) if not name.is_dir()]
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    scheme = uri.partition("://")[0]
+    files = []
+    for folder, _, names in path.walk(on_error=_stop):
+        inside = str(folder)  # etils 1.15 leaves out the scheme
+        parent = epath.Path(inside if URI.match(inside) else f"{scheme}://{inside.lstrip('/')}")
+        files += [parent / name for name in names if TEXT.search(name)]
+    return files
+
+
+def _stop(error: OSError) -> None:
+    raise error
+
+
+def is_jsonl(file: File) -> bool:
+    return re.search(r"\.jsonl(\.gz|\.zst)?$", file.name, re.IGNORECASE) is not None
+
+
+def is_compressed(file: File) -> bool:
+    return file.name.lower().endswith((".gz", ".zst"))
+
+
+def size_and_time(file: File) -> tuple[int, int]:
+    """Bytes, and when they were last changed."""
+    if isinstance(file, Path):
+        about = os.stat(file)
+        return about.st_size, about.st_mtime_ns
+    about = file.stat()
+    return about.length, about.mtime
+
+
+def content(files: Iterable[File]) -> list[str]:
+    """The hash of each file's bytes, told from others that mean something else. A file is read once per process."""
+    return [f"{is_jsonl(file)} {is_compressed(file)} {_hash(file, *size_and_time(file))}" for file in files]
+
+
+@functools.cache
+def _hash(file: File, size: int, time: int) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+
+
+def read(file: File, errors: Errors = "strict") -> Iterator[str]:
+    """The text of a file, streamed in pieces.
+
+    Raises ValueError naming the file and the byte (of the uncompressed text) that is not UTF-8, or where a compressed
+    file breaks.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    lines = io.IncrementalNewlineDecoder(None, translate=True)
+    at, begun = 0, False
+    blocks = itertools.chain(_blocks(file), [b""])
+    for block in blocks:
+        held = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            for _ in blocks:
+                pass  # damage to a compressed file shows at its end at the latest, and is the better reason
+            where = " of its uncompressed text" if is_compressed(file) else ""
+            raise ValueError(
+                f"{file} is not UTF-8 at byte {at - held + error.start}{where}: convert it to UTF-8, leave the file "
+                'out, or set errors to "replace"'
+            ) from None
+        at += len(block)
+        if text and not begun:
+            begun, text = True, text.removeprefix("\ufeff")
+        if text := lines.decode(text, final=not block):
+            yield text
+
+
+def _blocks(file: File) -> Iterator[bytes]:
+    """The bytes of a file, uncompressed."""
+    at = 0
+    try:
+        with file.open("rb") as raw, _uncompressed(file, raw) as stream:  # pyright: ignore[reportArgumentType]
+            while block := stream.read(BLOCK):
+                yield block
+                at += len(block)
+        if not at and is_compressed(file) and size_and_time(file)[0] == 0:
+            raise EOFError("the file is empty")
+    except _damage() as error:
+        raise ValueError(
+            f"{file} is damaged: its text breaks off at byte {_end(file, at)} ({str(error).rstrip('.')}); copy it anew "
+            "or leave it out"
+        ) from None
+
+
+def _uncompressed(file: File, stream: BinaryIO) -> BinaryIO:
+    if file.name.lower().endswith(".gz"):
+        return gzip.open(stream)  # pyright: ignore[reportReturnType]
+    if file.name.lower().endswith(".zst"):
+        return _zstd().open(stream)
+    return stream
+
+
+def _zstd() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What decompressors raise; zstd's is known only where it is loaded, and not needed elsewhere."""
+    loaded = [module for name, module in sys.modules.items() if name in ("backports.zstd", "compression.zstd")]
+    return (EOFError, gzip.BadGzipFile, zlib.error, *(module.ZstdError for module in loaded))
+
+
+def _end(file: File, at: int) -> int:
+    """How many bytes a damaged file gives: `at`, and what is left before the damage, byte by byte."""
+    try:
+        with file.open("rb") as raw, _uncompressed(file, raw) as stream:  # pyright: ignore[reportArgumentType]
+            got = 0
+            while block := stream.read(min(BLOCK, at - got) or 1):
+                got += len(block)
+                at = max(at, got)
+    except _damage():
+        pass
+    return at
+
+
+def json_texts(file: File, lines: Iterable[str | Iterator[str]], field: str, errors: Errors) -> Iterator[str]:
+    """The text of each line of JSON, with line ends as in any file.
+
+    Raises ValueError naming file and line of what is no object with a text in `field`.
+    """
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, str):
+            line = "".join(line)
+        if not line or line.isspace():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} line {number} is not JSON: {_one_line(error)}") from None
+        if not isinstance(entry, dict):
+            raise ValueError(f'{file} line {number} is no object: each line must be like {{"{field}": "..."}}')
+        text = entry.get(field)
+        if not isinstance(text, str):
+            raise ValueError(f"{file} line {number} {_lacks(field, entry)}")
+        if "\\u" in line and SURROGATE.search(text):
+            if errors == "strict":
+                raise ValueError(
+                    f"{file} line {number} has half of a surrogate pair in {field!r}, which is no character: mend it, "
+                    'or set errors to "replace"'
+                )
+            text = SURROGATE.sub("\ufffd", text)
+        del line, entry  # they may be large, and the text is used for a while
+        yield unified(text)
+
+
+def unified(text: str) -> str:
+    """The text with "\\n" for every line end."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _lacks(field: str, entry: dict[str, Any]) -> str:
+    if field in entry:
+        return f"has a field {field!r} that is no text but {type(entry[field]).__name__}: name another field"
+    names = [repr(name) for name in itertools.islice(entry, 10)]
+    return f"has no field {field!r}{nearest(field, list(entry))} (there are: {', '.join(names) or 'none'})"
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

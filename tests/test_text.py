@@ -1,0 +1,132 @@
+"""What is kept of a text: made once, found again, here or in a bucket, and never taken for another's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctx_jax.data import fingerprint
+from ctx_jax.data.corpora import Passage
+from ctx_jax.data.readers import Blocks
+from ctx_jax.data.symbols import Bytes, Words
+from ctx_jax.data.tokenizers import Pretrained
+from ctx_jax.experiment import Data
+from ctx_jax.text import inspect_store, keep, kept, open_text, train_tokenizer
+
+ASKED: list[str] = []
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Some sentences; notes each time it is read."""
+
+    said: str = "The state of the Union is strong. We must keep it so. "
+
+    def passages(self, split):
+        ASKED.append(split)
+        return (Passage(self.said * number, True, True, "en") for number in range(1, 20))
+
+    def size(self, split):
+        return None
+
+    def fingerprint(self):
+        return fingerprint(self)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    ASKED.clear()
+    return Data(Blocks(8), corpus=Texts(), tokenizer=Words(), folder=tmp_path / "data", workers=1)
+
+
+def test_tokenizer_and_stores_are_made_once(data: Data, capsys):
+    tokenizer, stores = open_text(data, ("train", "test"))
+    assert ASKED == ["train", "train", "test"]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in told] == ["learning Words", "tokenizing train", "tokenizing test"]
+    assert "19 documents" in told[1]
+
+    again, found = open_text(data, ("train", "test"))
+    assert ASKED == ["train", "train", "test"]
+    assert capsys.readouterr().err == ""
+    assert again.fingerprint == tokenizer.fingerprint
+    assert {split: store.folder for split, store in found.items()} == {s: store.folder for s, store in stores.items()}
+
+
+def test_each_tokenizer_and_text_has_its_own(data: Data):
+    others = (
+        replace(data, tokenizer=Words(vocabulary_size=12)),
+        replace(data, tokenizer=Bytes()),
+        replace(data, corpus=Texts("Other words. ")),
+    )
+    folders = {open_text(each, ("train",))[1]["train"].folder for each in (data, *others)}
+    assert len(folders) == 4
+
+
+def test_a_bucket_is_copied_from_and_published_to(bucket, data: Data, tmp_path: Path):
+    there = replace(data, folder="gs://bucket/kept/", local_folder=tmp_path / "here")
+    tokenizer, stores = open_text(there, ("train",))
+    assert ASKED == ["train", "train"]
+    names = {tokenizer.folder.name, stores["train"].folder.name}
+    assert {path.name for path in (tmp_path / "here").iterdir() if path.is_dir()} == names
+    assert {Path(path).name for path in bucket.ls("gs://bucket/kept", detail=False)} == names
+
+    elsewhere = replace(there, local_folder=tmp_path / "elsewhere")
+    again, found = open_text(elsewhere, ("train",))
+    assert ASKED == ["train", "train"]  # nothing is read again
+    assert again.folder.parent == found["train"].folder.parent == tmp_path / "elsewhere"
+    assert np.array_equal(found["train"].tokens, stores["train"].tokens)
+
+
+def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path):
+    run = tmp_path / "run"
+    run.mkdir()
+    assert kept(run) is None
+    tokenizer, stores = open_text(data, ("train",))
+    keep(run, tokenizer, stores["train"])
+    keep(run, tokenizer, stores["train"])
+    shutil.rmtree(data.folder)
+    mine = kept(run)
+    assert mine is not None
+    assert mine.encode("The Union").ids.tolist() == tokenizer.encode("The Union").ids.tolist()
+
+    other, other_stores = open_text(replace(data, corpus=Texts("Other words. ")), ("train",))
+    with pytest.raises(
+        ValueError, match=rf"run was begun with another text \(corpus .*, tokenizer .*\): restore .*{run}"
+    ):
+        keep(run, other, other_stores["train"])
+    assert json.loads((run / "text.json").read_text())["tokenizer"] == tokenizer.fingerprint
+
+
+def test_a_given_tokenizer_reads_other_text(data: Data, tmp_path: Path):
+    """As a run's own does in an evaluation of other text."""
+    tokenizer, _ = open_text(data, ())
+    same, stores = open_text(replace(data, corpus=Texts("The Union of others. ")), ("test",), tokenizer)
+    assert same is tokenizer
+    assert stores["test"].tokenizer == tokenizer.fingerprint
+
+
+def test_a_trained_tokenizer_is_used_where_it_is(data: Data, tmp_path: Path):
+    result = train_tokenizer(Words(), Texts(), tmp_path / "mine")
+    tokenizer, stores = open_text(replace(data, tokenizer=Pretrained(tmp_path / "mine")), ("train",))
+    assert tokenizer.fingerprint == result["fingerprint"]
+    assert tokenizer.folder == tmp_path / "mine"
+    about = inspect_store(stores["train"].folder, samples=1, length=4, seed=0)
+    assert about["tokens"] == len(stores["train"].tokens)
+    with pytest.raises(ValueError, match="mine is there already: choose another --output"):
+        train_tokenizer(Words(), Texts(), tmp_path / "mine")
+
+
+def test_a_store_is_not_read_with_another_tokenizer(data: Data, tmp_path: Path):
+    """As when somebody put another into its folder."""
+    tokenizer, stores = open_text(data, ("train",))
+    train_tokenizer(Words(), Texts("Other words. "), tmp_path / "other")
+    shutil.rmtree(tokenizer.folder)
+    shutil.copytree(tmp_path / "other", tokenizer.folder)
+    with pytest.raises(ValueError, match=r"holds tokens of tokenizer .*: use that tokenizer, or prepare"):
+        inspect_store(stores["train"].folder, samples=1, length=4, seed=0)
