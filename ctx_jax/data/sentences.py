@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -36,6 +37,9 @@ def sentence_characters(text: str, language: str) -> np.ndarray:
     for blank in (*BLANK_LINES.finditer(text), None):
         end = blank.start() if blank else len(text)
         within = False  # a sentence
+        if 0 < end - place <= WINDOW:  # most paragraphs
+            starts += _split(text, language, place, end)
+            place = starts.pop()
         while place < end:
             bounds, cut = _bounds(text, language, place, end)
             starts += bounds[within:-1]
@@ -54,14 +58,19 @@ def _bounds(text: str, language: str, place: int, end: int) -> tuple[list[int], 
         if end - place > size:
             half, stop = place + size // 2, place + size
             stop = max(text.rfind(" ", half, stop), text.rfind("\n", half, stop)) + 1 or stop
-        window = text[place:stop]
-        if not window.isascii():
-            # sentencex 1.0.32 panics on some of these; in their place, a space changes no offset.
-            window = OTHER_SPACES.sub(" ", window)
-        bounds = [*accumulate(map(len, segment(language, window)), initial=place)]
+        bounds = [*_split(text, language, place, stop)]
         if stop == end:
             return bounds, False
         if len(bounds) > 2:
             bounds.pop()
             return bounds, False
     return bounds, True
+
+
+def _split(text: str, language: str, start: int, end: int) -> Iterator[int]:
+    """`start`, and where each sentence of this part of the text ends."""
+    part = text[start:end]
+    if not part.isascii():
+        # sentencex 1.0.32 panics on some of these; in their place, a space changes no offset.
+        part = OTHER_SPACES.sub(" ", part)
+    return accumulate(map(len, segment(language, part)), initial=start)

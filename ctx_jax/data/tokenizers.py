@@ -262,7 +262,10 @@ def word_characters(text: str) -> np.ndarray:
     if text.isascii():
         space = np.frombuffer(text.encode("ascii").translate(ASCII_SPACES), bool)
     else:
-        space = SPACES[np.minimum(code_points(text), len(SPACES) - 1)]
+        codes = code_points(text)
+        space = codes == ord(" ")
+        others = np.flatnonzero((codes < ord(" ")) | (codes > 0x7E))  # few
+        space[others] = SPACES[np.minimum(codes[others], len(SPACES) - 1)]
     starts[:-1] = ~space
     starts[1:-1] &= space[:-1]
     return starts
