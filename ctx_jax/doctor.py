@@ -32,6 +32,7 @@ PACKAGES = (
     "orbax-checkpoint",
     "numpy",
     "sentencepiece",
+    "tokenizers",
     "sentencex",
     "tensorflow-datasets",
     "tyro",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from ctx_jax.contract import Batch, Objective, Reader, TokenStore, Variables
 from ctx_jax.objectives.causal import Causal
@@ -75,6 +76,8 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     bits_per_byte           sum of the nll / ln 2 / UTF-8 bytes of the text; causal objectives only, and only if every
                             token was predicted once that can be: all but the first of each document, or but the first
                             of the stream where the reader joins documents
+    unknown                 tokens of the text that the tokenizer does not know, if any: then there are no bits per byte,
+                            since the text cannot be told from the tokens
     accuracy, ...           the means of the objective's other metrics, where they have a count
 
     What counts predictions is there if the objective emits the metrics "nll" and "nll_squared".
@@ -104,7 +107,10 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     if causal:
         if nll < 700:  # beyond, exp overflows
             result["perplexity"] = math.exp(nll)
-        if round(count) == predictable(reader, store):
+        unknown = int(np.count_nonzero(store.tokens == store.vocabulary.unknown))
+        if unknown:
+            result["unknown"] = unknown
+        elif round(count) == predictable(reader, store):
             result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())
     return {**result, **means}
 

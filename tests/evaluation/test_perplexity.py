@@ -16,7 +16,9 @@ from ctx_jax.objectives.causal import Causal
 from ctx_jax.objectives.masked import Masked
 from ctx_jax.objectives.segment import Segment
 
-STORE: Any = SimpleNamespace(tokens=np.arange(12), document_bytes=np.array([20, 12]))  # 10 predictions in documents
+VOCABULARY = Vocabulary(size=20, pad=0, unknown=1, begin=2, end=3, classification=4, separator=5, mask=6)
+# 10 predictions in documents
+STORE: Any = SimpleNamespace(tokens=np.arange(7, 19), document_bytes=np.array([20, 12]), vocabulary=VOCABULARY)
 
 
 def reader_of(**fields: Any) -> Any:
@@ -100,6 +102,16 @@ def test_bits_per_byte_need_every_text_token():
     assert "bits_per_byte" not in result(11)  # a token counted twice
     assert "bits_per_byte" in result(11, join_documents=True)
     assert "bits_per_byte" not in result(10, join_documents=True)
+
+
+def test_text_that_the_tokenizer_does_not_know_has_no_bits_per_byte():
+    """A text with "<unk>" for its rare words would seem easy."""
+    tokens = STORE.tokens.copy()
+    tokens[[2, 5]] = STORE.vocabulary.unknown
+    result = measure(sums_of(20.0, 10), Segment(), reader_of(), SimpleNamespace(**vars(STORE) | {"tokens": tokens}))
+    assert result["unknown"] == 2
+    assert "bits_per_byte" not in result
+    assert "unknown" not in measure(sums_of(20.0, 10), Segment(), reader_of(), STORE)
 
 
 def test_masked_objectives_report_targets_and_no_perplexity():
