@@ -76,8 +76,8 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     bits_per_byte           sum of the nll / ln 2 / UTF-8 bytes of the text; causal objectives only, and only if every
                             token was predicted once that can be: all but the first of each document, or but the first
                             of the stream where the reader joins documents
-    unknown                 tokens of the text that the tokenizer does not know, if any: then there are no bits per byte,
-                            since the text cannot be told from the tokens
+    unknown                 tokens of the text that the tokenizer does not know, if any: then there are no bits per
+                            byte, since the text cannot be told from the tokens
     accuracy, ...           the means of the objective's other metrics, where they have a count
 
     What counts predictions is there if the objective emits the metrics "nll" and "nll_squared".
