@@ -4,9 +4,13 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 # Tests never need an accelerator; eight CPU devices stand for a pod in tests/multidevice.
 TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
+# A path and not a finder: so the package is found from the folder above the clone, too, which has its name.
+EDITABLE := --config-settings editable_mode=compat -e .
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: quickstart test check-data lint types clean
+.PHONY: install quickstart test check-data lint types clean
+
+install: $(VENV)/.run
 
 # Only the result goes to stdout.
 quickstart: $(VENV)/.run
@@ -37,9 +41,9 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) >&2
 
 $(VENV)/.run: requirements.txt pyproject.toml | $(VENV)/bin/python
-	@$(RUN) -m pip install --disable-pip-version-check -e . >&2
+	@$(RUN) -m pip install --disable-pip-version-check $(EDITABLE) >&2
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt requirements.txt pyproject.toml | $(VENV)/bin/python
-	@$(RUN) -m pip install --disable-pip-version-check -e . -r requirements-dev.txt >&2
+	@$(RUN) -m pip install --disable-pip-version-check $(EDITABLE) -r requirements-dev.txt >&2
 	@touch $@ $(VENV)/.run

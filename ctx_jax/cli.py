@@ -11,41 +11,20 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import jax
 import tyro
 
-from ctx_jax.data.readers import Blocks
-from ctx_jax.data.tfds import corpus_from
-from ctx_jax.experiment import Data, Experiment, find
+from ctx_jax import cli_text
+from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
-from ctx_jax.options import UsageError, is_help, parse, parse_type, positional, take
+from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
 from ctx_jax.serialization import nearest
 from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.metrics import Diverged
-
-USAGE = """usage: python -m ctx_jax COMMAND ...
-
-  train EXPERIMENT [--run DIR] [--text PATH] [--tokenizer KIND] [--continue RUN] [--from RUN] [--training.steps N] ...
-                                                                                        start a run, or resume it
-  evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
-  generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
-  report RUN... [--output report.html]                                                  learning curves as a page
-  doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
-  tokenizer train KIND [--text PATH] [--vocabulary-size N] [--output DIR] ...           learn a tokenizer from text
-  data prepare [EXPERIMENT] [--text PATH] [--tokenizer KIND] ...                        tokenize all of a corpus
-  data inspect STORE|EXPERIMENT [--text PATH] [--tokenizer KIND] [--split train] ...    what is in a token store
-  data tfds NAME --text PATH [--data-dir DIR]                                           make a TFDS data set of text
-
-PATH is a text or JSONL file (.gz and .zst too), a folder, a glob, or tfds:NAME for a TensorFlow data set.
-KIND is unigram, bpe, wordpiece, byte_bpe, bytes, characters, words, or the folder of a trained tokenizer.
-
-EXPERIMENT is file:function, as bert:base or my/folder/file.py:function, or the path of an experiment.json.
-COMMAND --help lists its options; those of train and doctor are the fields of the experiment, so name one with it.
-With --debug, what fails shows where in the code it did."""
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """Errors of the system that are the user's; others (a full disk) are failures of the run."""
@@ -53,7 +32,8 @@ BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirector
 
 @dataclass(frozen=True)
 class Train:
-    """Start a run, or resume the one in its folder."""
+    """Start a run, or resume the one in its folder. --text PATH and --tokenizer KIND put other text and another
+    tokenizer under the experiment; their options are then listed, too."""
 
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     run: Path | None = None
@@ -118,53 +98,6 @@ class Report:
     """the page; default: report.html in the first run's folder"""
 
 
-@dataclass(frozen=True)
-class TrainTokenizer:
-    """Learn a tokenizer from a corpus."""
-
-    tokenizer: Annotated[Any, tyro.conf.arg(name="")]
-    corpus: Any
-    output: Path = Path("tokenizer")
-    """the folder that it is written to"""
-
-
-@dataclass(frozen=True)
-class Prepare:
-    """Learn the tokenizer and tokenize every split of a corpus; what is there already stays."""
-
-    data: Data
-
-
-@dataclass(frozen=True)
-class Inspect:
-    """What is in a token store: counts, lengths, and samples as text and as tokens."""
-
-    samples: int = 3
-    """stretches of text to show"""
-    length: int = 48
-    """tokens in a stretch"""
-    seed: int = 0
-    """which stretches"""
-
-
-@dataclass(frozen=True)
-class InspectExperiment(Inspect):
-    """What is in the token store of an experiment: counts, lengths, and samples as text and as tokens."""
-
-    experiment: Annotated[Experiment, tyro.conf.arg(name="")] = field(kw_only=True)
-    split: str = "train"
-    """train, validation or test"""
-
-
-@dataclass(frozen=True)
-class WriteTfds:
-    """Make a TensorFlow data set of a corpus."""
-
-    corpus: Any
-    data_dir: Path = Path("tfds")
-    """the folder that holds data sets"""
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -189,6 +122,9 @@ def named_command(words: list[str]) -> tuple[str, list[str]]:
     for count in (2, 1):
         if (command := " ".join(words[:count])) in COMMANDS:
             return command, words[count:]
+    if not {"-h", "--help"}.isdisjoint(words):
+        print(USAGE)
+        sys.exit(0)
     actions = [command for command in COMMANDS if command.startswith(f"{words[0]} ")]
     if actions:
         raise UsageError(f"{words[0]} needs to be told what to do: {' or '.join(actions)}")
@@ -202,7 +138,7 @@ def explained(error: BaseException) -> tuple[str, int]:
             return str(error), 130
         case KeyboardInterrupt():
             return (
-                "interrupted: the same command goes on from the last checkpoint, or the text prepared so far",
+                "interrupted: the same command goes on from the last checkpoint, or where it was in preparing a text",
                 130,
             )
         case Diverged():
@@ -214,11 +150,11 @@ def explained(error: BaseException) -> tuple[str, int]:
         case ChildProcessError():
             return str(error), 1
         case OSError(filename=file, strerror=reason) if reason:
-            remedy = "choose another path" if isinstance(error, BAD_PATHS) else "mend it, then the same command goes on"
+            remedy = "choose another path" if isinstance(error, BAD_PATHS) else "mend it, then give the same command"
             return f"{file or 'the system'}: {reason}: {remedy}", 2 if isinstance(error, BAD_PATHS) else 1
         case ValueError() if "No space left" in str(error):  # as orbax raises it
             return "the disk is full: make room, then the same command goes on", 1
-        case ValueError() | FileNotFoundError():
+        case ValueError() | FileNotFoundError() | FileExistsError():
             return str(error), 2
         case jax.errors.JaxRuntimeError() | MemoryError():
             return (
@@ -283,99 +219,11 @@ def doctor(arguments: list[str]) -> Any:
     return examination.diagnose(parse(Doctor(experiment), rest, f"ctx_jax doctor {arguments[0]}", TEXT).experiment)
 
 
-def train_tokenizer(arguments: list[str]) -> Any:
-    from ctx_jax import text
-    from ctx_jax.data.tokenizers import named
-
-    (kind,), rest = positional("tokenizer train", arguments, "KIND", most=1)
-    if is_help(rest):
-        kind = "unigram"
-    path, rest = take("--text", rest)
-    default = TrainTokenizer(named(kind), Data(Blocks()).corpus if path is None else corpus_from(path))
-    chosen = parse(default, rest, f"ctx_jax tokenizer train {kind}", ("--text",))
-    return text.train_tokenizer(chosen.tokenizer, chosen.corpus, chosen.output)
-
-
-def prepare(arguments: list[str]) -> Any:
-    from ctx_jax import text
-
-    if arguments and not arguments[0].startswith("-"):
-        experiment, rest = with_experiment("data prepare", arguments)
-        program = f"ctx_jax data prepare {arguments[0]}"
-        return text.prepare_all(parse(Doctor(experiment), rest, program, TEXT).experiment.data)
-    data, rest = with_text(Data(Blocks()), arguments)
-    return text.prepare_all(parse(Prepare(data), rest, "ctx_jax data prepare", TEXT).data)
-
-
-def inspect(arguments: list[str]) -> Any:
-    from ctx_jax import text
-
-    (target,), rest = positional("data inspect", arguments, "STORE|EXPERIMENT", most=1)
-    if is_help(rest) or (Path(target) / "store.json").is_file():
-        chosen = parse(Inspect(), rest, "ctx_jax data inspect STORE")
-        return text.inspect_store(Path(target), chosen.samples, chosen.length, chosen.seed)
-    experiment, rest = with_experiment("data inspect", arguments)
-    chosen = parse(InspectExperiment(experiment=experiment), rest, f"ctx_jax data inspect {target}", TEXT)
-    split = text.known_split(chosen.split)
-    store = text.open_text(chosen.experiment.data, (split,))[1][split]
-    return text.inspect_store(store.folder, chosen.samples, chosen.length, chosen.seed)
-
-
-def write_tfds(arguments: list[str]) -> Any:
-    from ctx_jax.data import tfds
-
-    (name,), rest = positional("data tfds", arguments, "NAME", most=1)
-    path, rest = take("--text", rest)
-    if path is None and not is_help(rest):
-        raise UsageError("data tfds needs --text PATH: a file, a folder or a glob")
-    default = WriteTfds(corpus_from(path or "text"))
-    chosen = parse(default, rest, f"ctx_jax data tfds {name}", ("--text",))
-    return {"data_set": str(tfds.write_tfds(chosen.corpus, name, chosen.data_dir)), "name": f"tfds:{name}"}
-
-
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
     "report": report,
     "doctor": doctor,
-    "tokenizer train": train_tokenizer,
-    "data prepare": prepare,
-    "data inspect": inspect,
-    "data tfds": write_tfds,
+    **cli_text.COMMANDS,
 }
-
-TEXT = ("--text", "--tokenizer")
-"""Options that choose another corpus or tokenizer, and so which fields there are to be options."""
-
-
-def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, list[str]]:
-    """The experiment named by the first argument, on the text and with the tokenizer that the options name, and the
-    other arguments."""
-    (name,), rest = positional(command, arguments, "EXPERIMENT", most=1)
-    if name == "EXPERIMENT":
-        print(USAGE, file=sys.stderr)
-        sys.exit(0)
-    experiment = find(name)
-    data, rest = with_text(experiment.data, rest)
-    if data.tokenizer is experiment.data.tokenizer:
-        return replace(experiment, data=data), rest
-    model = replace(experiment.model, vocabulary_size=data.tokenizer.vocabulary_size)
-    return replace(experiment, data=data, model=model), rest
-
-
-def with_text(data: Data, arguments: list[str]) -> tuple[Data, list[str]]:
-    """`data` with the corpus of --text and the tokenizer of --tokenizer, and the other arguments. A tokenizer that is
-    still to be trained keeps the size of the one in its place."""
-    from ctx_jax.data.tokenizers import named
-
-    path, rest = take("--text", arguments)
-    if path is not None:
-        data = replace(data, corpus=corpus_from(path))
-    kind, rest = take("--tokenizer", rest)
-    if kind is not None:
-        tokenizer = named(kind)
-        if any(field.name == "vocabulary_size" for field in fields(tokenizer)):  # pyright: ignore[reportArgumentType]
-            tokenizer = replace(tokenizer, vocabulary_size=data.tokenizer.vocabulary_size)  # pyright: ignore[reportArgumentType]
-        data = replace(data, tokenizer=tokenizer)
-    return data, rest

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from ctx_jax.contract import Reader
+from ctx_jax.data import write_durably
 from ctx_jax.data.corpora import Sotu
 from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.parallel.mesh import Mesh
@@ -34,6 +35,9 @@ NOT_IDENTITY = re.compile(
     r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
+
+PLACE = re.compile(r"data\.corpus\.(.*\.)?(path|validation|test|data_dir)|data\.tokenizer\.path")
+"""Fields that say where something is."""
 
 PARTS = (
     ("data.corpus", "passages", "data/corpora.py"),
@@ -156,27 +160,35 @@ def options(experiment: Any) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names]
 
 
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """The fields that decide what the run computes, as its file gives them back. Mesh, cadences and folders are left
+    out; of a text's or tokenizer's place, all but its name, since the run folder says what it holds."""
+    return {
+        name: Path(value).name if PLACE.fullmatch(name) and isinstance(value, str) else value
+        for name, value in leaves(from_json(to_json(experiment)))
+        if not NOT_IDENTITY.fullmatch(name)
+    }
+
+
 def fingerprint(experiment: Experiment) -> str:
-    """Eight hex digits of what the run computes; mesh, cadences and paths are left out."""
-    identity = [(name, repr(value)) for name, value in leaves(experiment) if not NOT_IDENTITY.fullmatch(name)]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:8]
+    """Eight hex digits of the identity."""
+    fields = [(name, repr(value)) for name, value in identity(experiment).items()]
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
 
 
 def differences(a: Experiment, b: Experiment) -> list[str]:
     """ "field: value in a -> value in b" for every field that belongs to the identity and differs."""
-    left, right = dict(leaves(a)), dict(leaves(b))
+    left, right = identity(a), identity(b)
     return [
         f"{name}: {left.get(name, 'absent')} -> {right.get(name, 'absent')}"
         for name in {**left, **right}
-        if not NOT_IDENTITY.fullmatch(name) and repr(left.get(name)) != repr(right.get(name))
+        if repr(left.get(name)) != repr(right.get(name))
     ]
 
 
 def save(experiment: Experiment, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(json.dumps(to_json(experiment), indent=2) + "\n")
-    temporary.replace(path)
+    write_durably(path, json.dumps(to_json(experiment), indent=2) + "\n")
 
 
 def load(path: Path) -> Experiment:

@@ -6,19 +6,47 @@ Whatever is wrong becomes one line that names the word and the remedy.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import itertools
 import re
+import sys
 import typing
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import tyro
 
-from ctx_jax.experiment import options
+from ctx_jax.data.tfds import corpus_from
+from ctx_jax.data.tokenizers import Pretrained, named
+from ctx_jax.experiment import Data, Experiment, find, options
 from ctx_jax.serialization import nearest
 
 T = TypeVar("T")
+
+
+USAGE = """usage: python -m ctx_jax COMMAND ...
+
+  train EXPERIMENT [--run DIR] [--text PATH] [--tokenizer KIND] [--continue RUN] [--from RUN] [--training.steps N] ...
+                                                                                        start a run, or resume it
+  evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
+  generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
+  report RUN... [--output report.html]                                                  learning curves as a page
+  doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
+  tokenizer train KIND [--text PATH] [--vocabulary-size N] [--output DIR] ...           learn a tokenizer from text
+  data prepare [EXPERIMENT] [--text PATH] [--tokenizer KIND] ...                        tokenize all of a corpus
+  data inspect [STORE|EXPERIMENT] [--text PATH] [--tokenizer KIND] [--split train] ...  what is in a token store
+  data tfds NAME --text PATH [--data-dir DIR]                                           make a TFDS data set of text
+
+PATH is a text or JSONL file (.gz and .zst too), a folder, a glob, or tfds:NAME for a TensorFlow data set.
+KIND is unigram, bpe, wordpiece, byte_bpe, bytes, characters, words, or the folder of a trained tokenizer.
+
+EXPERIMENT is file:function, as bert:base or my/folder/file.py:function, or the path of an experiment.json.
+COMMAND --help lists its options; those of train and doctor are the fields of the experiment, so name one with it.
+With --debug, what fails shows where in the code it did."""
+
+
+TEXT = ("--text", "--tokenizer")
+"""Options that choose another corpus or tokenizer, and so which fields there are to be options."""
 
 
 class UsageError(ValueError):
@@ -95,7 +123,7 @@ def flags(kind: type, default: Any) -> list[str]:
         shown = [about.name for about in getattr(hint, "__metadata__", ()) if getattr(about, "name", None) is not None]
         name = (shown or [field])[0].replace("_", "-")
         value = getattr(default, field, None)
-        if dataclasses.is_dataclass(value):
+        if is_dataclass(value):
             names += [f"--{name}.{option[2:]}" if name else option for option in options(value)]
         else:
             names.append(f"--{name}")
@@ -113,3 +141,32 @@ def one_line(box: str) -> str:
 
 def is_rule(line: str) -> bool:
     return not line.strip("─-╰╯")
+
+
+def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, list[str]]:
+    """The experiment named by the first argument, on the text and with the tokenizer that the options name, and the
+    other arguments. A tokenizer that is still to be trained keeps the size of the one in its place; the model's
+    vocabulary follows."""
+    (name,), rest = positional(command, arguments, "EXPERIMENT", most=1)
+    if name == "EXPERIMENT":
+        print(USAGE, file=sys.stderr)
+        sys.exit(0)
+    experiment = find(name)
+    data, rest = with_text(experiment.data, rest)
+    tokenizer, model = data.tokenizer, experiment.model
+    if tokenizer is not experiment.data.tokenizer:
+        if not isinstance(tokenizer, Pretrained) and "vocabulary_size" in (field.name for field in fields(tokenizer)):
+            tokenizer = replace(tokenizer, vocabulary_size=experiment.data.tokenizer.vocabulary_size)
+        model = replace(model, vocabulary_size=tokenizer.vocabulary_size)
+    return replace(experiment, data=replace(data, tokenizer=tokenizer), model=model), rest
+
+
+def with_text(data: Data, arguments: list[str]) -> tuple[Data, list[str]]:
+    """`data` with the corpus of --text and the tokenizer of --tokenizer, and the other arguments."""
+    path, rest = take("--text", arguments)
+    if path is not None:
+        data = replace(data, corpus=corpus_from(path))
+    kind, rest = take("--tokenizer", rest)
+    if kind is not None:
+        data = replace(data, tokenizer=named(kind))
+    return data, rest

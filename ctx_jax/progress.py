@@ -4,50 +4,73 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-EVERY = 30.0
-"""Seconds between lines where stderr is no terminal."""
+FIRST, EVERY = 5.0, 30.0
+"""Seconds to the first line, and between lines, where stderr is no terminal."""
+
+T = TypeVar("T")
+
+
+def speaks() -> bool:
+    """Whether this is the process that writes what all share; to ask it takes hold of no device."""
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def tell(text: str) -> None:
     """One line for people, from one process."""
-    if jax.process_index() == 0:
+    if speaks():
         print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def reading(task: str, size: int | None = None) -> Iterator[Callable[[int, int], None]]:
+def reading(task: str, size: int | None = None, unit: str = "documents") -> Iterator[Callable[[int, int], None]]:
     """Yields what is to be told (documents, bytes) done so far, of about `size` bytes if that is known.
 
     A terminal shows a bar; a log gets a line every half minute; both get one at the end, or none if nothing was told.
     """
     start = time.monotonic()
-    done, shown = (0, 0), start
+    done, due = (0, 0), start + FIRST
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    seen = console.is_terminal and speaks()
+    with Progress(*columns, console=console, transient=True, disable=not seen) as bar:
         line = bar.add_task(task, total=size, done="")
 
         def report(documents: int, read: int) -> None:
-            nonlocal done, shown
+            nonlocal done, due
             done = documents, read
-            text = amount(documents, read, time.monotonic() - start)
+            text = amount(documents, unit, read, time.monotonic() - start)
             bar.update(line, completed=read, done=text)
-            if not console.is_terminal and time.monotonic() - shown > EVERY:
-                shown = time.monotonic()
-                tell(f"{task}: {text}")
+            if not console.is_terminal and time.monotonic() > due:
+                due = time.monotonic() + EVERY
+                tell(f"{task}: {text} so far")
 
         yield report
     if any(done):
-        tell(f"{task}: {amount(*done, time.monotonic() - start)}")
+        tell(f"{task}: {amount(done[0], unit, done[1], time.monotonic() - start)}")
 
 
-def amount(documents: int, read: int, seconds: float) -> str:
+def amount(count: int, unit: str, read: int, seconds: float) -> str:
     """What was read, and how long it took."""
-    return f"{documents:,} documents, {read / 1e6:,.1f} MB in {seconds:,.0f} s"
+    return f"{count:,} {unit}, {read / 1e6:,.1f} MB in {seconds:,.0f} s"
+
+
+def counted(task: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """The items, of which there are `total`; a terminal shows a bar meanwhile, a log gets lines as from `reading`."""
+    console = Console(stderr=True)
+    due = time.monotonic() + FIRST
+    with Progress(console=console, transient=True, disable=not (console.is_terminal and speaks())) as bar:
+        line = bar.add_task(task, total=total)
+        for number, item in enumerate(items):
+            yield item
+            bar.update(line, completed=number + 1)
+            if not console.is_terminal and time.monotonic() > due:
+                due = time.monotonic() + EVERY
+                tell(f"{task}: {number + 1:,} of {total:,} batches so far")

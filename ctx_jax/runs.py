@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from ctx_jax.contract import Reader, Variables
-from ctx_jax.data.corpora import Corpus, Split, TextFiles
+from ctx_jax.data.corpora import Corpus, TextFiles
 from ctx_jax.data.loader import Loader
-from ctx_jax.data.store import Store
-from ctx_jax.data.tfds import corpus_from
+from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
@@ -26,12 +26,13 @@ from ctx_jax.generation.decode import Sampling
 from ctx_jax.generation.decode import generate as continue_prompts
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.progress import counted, tell
 from ctx_jax.serialization import to_json
-from ctx_jax.text import keep, kept, known_split, open_text
+from ctx_jax.text import TOKENIZER, check_text, keep, kept, known_split, open_text, own_tokenizer
 from ctx_jax.training import loop
-from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
+from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint
 from ctx_jax.training.state import abstract_state, memory_maker, variables
-from ctx_jax.training.step import loader_transform, make_eval_step, prepared_shapes
+from ctx_jax.training.step import loader_transform, make_eval_step
 
 
 def train(
@@ -42,7 +43,9 @@ def train(
 ) -> dict[str, Any]:
     """Starts a run, or resumes the one in its folder. Arguments, result and errors as `training.loop.train`.
 
-    Raises ValueError, naming the fields that differ, if the folder holds a run of another experiment.
+    A run that goes on from another has that one's tokenizer, whatever its text.
+
+    Raises ValueError, naming what differs, if the folder holds a run of another experiment or text.
     """
     if continue_from is not None and start_from is not None:
         raise ValueError(f"--continue {continue_from} and --from {start_from}: choose one of them")
@@ -50,10 +53,18 @@ def train(
     claim(folder, experiment)
     mesh = experiment.mesh.build()
     check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
-    tokenizer, stores = open_text(experiment.data, ("train", "validation"))
-    save(experiment, folder / "experiment.json")
+    tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
+    tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
+    if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
+        tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
+    # What is wrong with the held-out text is known before anything is trained.
+    rows = experiment.evaluation_batch_size
+    experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
+    folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        keep(folder, tokenizer, stores["train"])
+        if jax.process_index() == 0:
+            save(experiment, folder / "experiment.json")
+        keep(folder, tokenizer, experiment.data.corpus, stores["train"])
         return loop.train(
             model=experiment.model.build(),
             objective=experiment.objective,
@@ -69,6 +80,21 @@ def train(
             continue_from=continue_from,
             start_from=start_from,
         )
+
+
+def inherited(experiment: Experiment, old: Path | None) -> Tokenizer | None:
+    """The tokenizer of the run that this one goes on from, if any: the embeddings mean its ids. Raises ValueError if
+    the experiment asks for another one."""
+    if old is None:
+        return None
+    folder, _ = find_checkpoint(old)
+    theirs, mine = (to_json(each.data.tokenizer) for each in (load(folder / "experiment.json"), experiment))
+    if theirs != mine:
+        raise ValueError(
+            f"{old} has another tokenizer (data.tokenizer {theirs} -> {mine}), and its embeddings mean that one's ids: "
+            f"choose the same, or --tokenizer {folder / TOKENIZER}"
+        )
+    return kept(folder)
 
 
 @contextmanager
@@ -88,8 +114,10 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, experiment: Experiment) -> None:
-    """Raises ValueError if the folder is no run of this experiment."""
+    """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun."""
     file = folder / "experiment.json"
+    if file.is_file() and not begun(folder):
+        return
     if file.is_file():
         changed = differences(load(file), experiment)
         if changed:
@@ -106,19 +134,16 @@ class Trained(NamedTuple):
 
     experiment: Experiment
     tokenizer: Tokenizer
-    store: Store
     mesh: jax.sharding.Mesh
     model: Any
     variables: Variables
     step: int
 
 
-def open_run(path: Path, split: Split = "validation", corpus: Corpus | None = None, **settings: Any) -> Trained:
+def open_run(path: Path, **settings: Any) -> Trained:
     """The run in `path` (its folder, or one of its checkpoints), with its own tokenizer.
 
     Args:
-        split: the text that comes with it.
-        corpus: where that text is from; None = where the run's is.
         settings: fields of the model's config to be replaced, which must leave its parameters as they are; None = as
             it was trained.
 
@@ -126,17 +151,16 @@ def open_run(path: Path, split: Split = "validation", corpus: Corpus | None = No
     """
     folder, step = find_checkpoint(path)
     experiment = load(folder / "experiment.json")
-    data = experiment.data if corpus is None else replace(experiment.data, corpus=corpus)
-    experiment = replace(experiment, data=data, model=with_settings(experiment.model, settings))
+    experiment = replace(experiment, model=with_settings(experiment.model, settings))
     mesh = experiment.mesh.build()
-    tokenizer, stores = open_text(data, (split,), kept(folder))
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
-    rows = divisible_rows(mesh, experiment.evaluation_batch_size)
-    shapes = prepared_shapes(experiment.objective, experiment.evaluation_reader, stores[split], rows)
-    abstract = abstract_state(model, optimizer, shapes, mesh)
+    size = divisible_rows(mesh, experiment.evaluation_batch_size), experiment.evaluation_reader.length
+    rows = dict.fromkeys(("tokens", "documents", "positions"), jax.ShapeDtypeStruct(size, jnp.int32))
+    abstract = abstract_state(model, optimizer, rows, mesh)
     with Checkpoints(folder) as checkpoints:
         params = checkpoints.restore_params(step, abstract.params)
-    return Trained(experiment, tokenizer, stores[split], mesh, model, variables(params, {}), step)
+    tokenizer = kept(folder) or own_tokenizer(experiment.data)
+    return Trained(experiment, tokenizer, mesh, model, variables(params, {}), step)
 
 
 def with_settings(config: Any, settings: dict[str, Any]) -> Any:
@@ -168,31 +192,36 @@ def evaluate(
     clamp_length: int | None = None,
     batch_size: int | None = None,
 ) -> dict[str, Any]:
-    """Scores a split with a run's newest checkpoint: each token once, the reading declared.
+    """Scores a split, or other text, with a run's newest checkpoint: each token once, the reading declared.
 
-    Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split".
+    Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split" or "text".
     """
+    part = known_split(split)
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
-    trained = open_run(path, known_split(split), None if text is None else unsplit(text), **settings)
+    trained = open_run(path, **settings)
     reader, mesh = reread(trained.experiment.evaluation_reader, length, stride), trained.mesh
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
+    data = experiment.data if text is None else replace(experiment.data, corpus=whole(text, experiment.data.corpus))
+    store = open_text(data, (part,), trained.tokenizer)[1][part]
+    if text is None:
+        check_text(find_checkpoint(path)[0], store)
     rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
-    transform = loader_transform(experiment.objective, trained.store.vocabulary, None)
-    step = make_eval_step(trained.model, experiment.objective, trained.store.vocabulary, mesh)
+    transform = loader_transform(experiment.objective, store.vocabulary, None)
+    step = make_eval_step(trained.model, experiment.objective, store.vocabulary, mesh)
     memory = memory_maker(trained.model, rows, mesh)()
-    loader = Loader(trained.store, reader, rows, None, batch_sharding(mesh), transform=transform)
+    loader = Loader(store, reader, rows, None, batch_sharding(mesh), transform=transform)
     with closing(iter(loader)) as batches:
         result = score(
             step,
             trained.variables,
             memory,
-            batches,
+            counted("evaluating", batches, reader.passes(store, rows)),
             objective=experiment.objective,
             reader=reader,
-            store=trained.store,
+            store=store,
             memory_length=getattr(experiment.model, "memory_length", 0),
         )
     chosen = {name: getattr(experiment.model, name) for name in settings if hasattr(experiment.model, name)}
@@ -200,11 +229,14 @@ def evaluate(
     return {"run": str(path), "step": trained.step, **source, "streams": rows, **chosen, **result}
 
 
-def unsplit(text: str) -> Corpus:
-    """The corpus that --text names, whole in each split."""
-    corpus = corpus_from(text)
-    all_of_it = corpus.path if isinstance(corpus, TextFiles) else corpus.train
-    return replace(corpus, validation=all_of_it, test=all_of_it)
+def whole(text: str, corpus: Corpus) -> Corpus:
+    """The corpus that --text names, nothing of it held out, read as `corpus` is where that is of the same kind."""
+    named = corpus_from(text)
+    if isinstance(named, Tfds):
+        like = corpus if isinstance(corpus, Tfds) else named
+        return replace(like, name=named.name, validation=None, test=None, whole=True)
+    like = corpus if isinstance(corpus, TextFiles) else named
+    return replace(like, path=named.path, validation=None, test=None, whole=True)
 
 
 def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
@@ -218,7 +250,10 @@ def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
 def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int) -> dict[str, Any]:
     """Continues the prompts with a run's newest checkpoint. Returns {"run", "step", "texts"}, prompts included."""
     trained = open_run(path)
-    vocabulary = trained.store.vocabulary
+    vocabulary = trained.tokenizer.vocabulary
+    for prompt in prompts:
+        if not prompt.isprintable() and any(0xD800 <= ord(character) <= 0xDFFF for character in prompt):
+            raise ValueError(f"--prompt {prompt!r} is not UTF-8: give it in that encoding")
     ids = [[vocabulary.begin, *trained.tokenizer.encode(prompt).ids.tolist()] for prompt in prompts]
     continuations = continue_prompts(
         trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed

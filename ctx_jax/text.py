@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
 from rich.console import Console
 
-from ctx_jax.data import building
+from ctx_jax.data import building, write_durably
 from ctx_jax.data.corpora import Corpus, Split
+from ctx_jax.data.hashes import telling
 from ctx_jax.data.inspection import describe, show
 from ctx_jax.data.preparation import prepare, store_name
 from ctx_jax.data.remote import fetch, is_remote, publish
@@ -31,8 +31,9 @@ from ctx_jax.data.tokenizers import (
     train_texts,
 )
 from ctx_jax.experiment import Data
-from ctx_jax.progress import reading, tell
+from ctx_jax.progress import reading, speaks, tell
 from ctx_jax.serialization import nearest
+from ctx_jax.training.checkpoints import begun
 
 TOKENIZER, ABOUT = "tokenizer", "text.json"
 """In a run folder: its tokenizer, and which text it was begun with."""
@@ -43,6 +44,10 @@ def open_text(
 ) -> tuple[Tokenizer, dict[Split, Store]]:
     """The tokenizer (the given one, or that of `data`) and the stores of these splits; what is not there yet is
     made, and says so on stderr. A remote `data.folder` is looked in first, and what is made is published there."""
+    splits = tuple(splits)
+    with reading("hashing the text", unit="files") as report, telling(report):
+        for split in splits if tokenizer else ("train", *splits):
+            data.corpus.fingerprint(split)  # of which what follows is a key; files are hashed once in a process
     tokenizer = tokenizer or own_tokenizer(data)
     stores: dict[Split, Store] = {}
     for split in splits:
@@ -57,7 +62,7 @@ def open_text(
 def own_tokenizer(data: Data) -> Tokenizer:
     """The tokenizer of `data`, learned from its train split unless that is done."""
     if isinstance(data.tokenizer, Pretrained):
-        return load_tokenizer(Path(data.tokenizer.path))
+        return data.tokenizer.load(Path(data.tokenizer.path))
     with (
         at_hand(data, tokenizer_name(data.tokenizer, data.corpus)) as folder,
         reading(f"learning {type(data.tokenizer).__name__}", data.corpus.size("train")) as report,
@@ -74,35 +79,62 @@ def at_hand(data: Data, name: str) -> Iterator[Path]:
     local, remote = data.local_folder / name, f"{str(data.folder).rstrip('/')}/{name}"
     fetch(remote, local)
     yield local
-    if jax.process_index() == 0:
+    if speaks():
         publish(local, remote)
 
 
-def keep(run: Path, tokenizer: Tokenizer, store: Store) -> None:
+def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
     """Puts the tokenizer into the run folder, and which text it is.
 
-    Raises ValueError if the run was begun with another text or tokenizer.
+    Raises ValueError if the run was begun with another text or tokenizer; tells of another sentence splitter, which
+    matters to readers of sentences alone.
     """
-    about = {"corpus": store.corpus, "tokenizer": tokenizer.fingerprint}
+    about = {split: corpus.fingerprint(split) for split in get_args(Split)}
+    about |= {"tokenizer": tokenizer.fingerprint, "splitter": store.splitter}
     file = run / ABOUT
-    if file.is_file():
+    if file.is_file() and begun(run):
         began = json.loads(file.read_text())
-        changed = [f"{name} {began.get(name)} -> {value}" for name, value in about.items() if began.get(name) != value]
+        changed = {name: f"{began[name]} -> {value}" for name, value in about.items() if began[name] != value}
+        if splitter := changed.pop("splitter", None):
+            tell(f"note: sentences are found by another library than when {run} was begun: {splitter}")
         if changed:
+            what = ", ".join(f"{name} {change}" for name, change in changed.items())
             raise ValueError(
-                f"{run} was begun with another text ({', '.join(changed)}): restore that text, or begin a new run from "
-                f"this one with --continue {run} or --from {run}"
+                f"{run} was begun with another text ({what}): restore that text, or begin a new run from this one with "
+                f"--continue {run} or --from {run}"
             )
-    elif jax.process_index() == 0:
-        with building(run / TOKENIZER) as partial:
-            if partial is not None:
+    elif speaks():
+        if tokenizer.folder != run / TOKENIZER:
+            shutil.rmtree(run / TOKENIZER, ignore_errors=True)  # of a run that was never begun
+            with building(run / TOKENIZER) as partial:
+                assert partial is not None
                 shutil.copytree(tokenizer.folder, partial, dirs_exist_ok=True)
-        file.write_text(json.dumps(about, indent=1) + "\n")
+        write_durably(file, json.dumps(about, indent=1) + "\n")
+
+
+def check_text(run: Path, store: Store) -> None:
+    """Raises ValueError if this split of the run's text is not what it was when the run was begun: what is held out now
+    may have been trained on."""
+    if not (run / ABOUT).is_file():
+        return
+    began = json.loads((run / ABOUT).read_text())[store.split]
+    if began != store.corpus:
+        raise ValueError(
+            f"the text of {run} has changed since it was begun ({store.split} {began} -> {store.corpus}), and may have "
+            "been trained on: restore it, or name what to score with --text"
+        )
 
 
 def kept(run: Path) -> Tokenizer | None:
     """The tokenizer in a run folder, if it has one."""
     return load_tokenizer(run / TOKENIZER) if (run / TOKENIZER).is_dir() else None
+
+
+def local(option: str, path: str) -> Path:
+    """The folder that an option names. Raises ValueError for a remote one."""
+    if is_remote(path):
+        raise ValueError(f"{option} {path} is remote: choose a folder on this machine")
+    return Path(path)
 
 
 def known_split(name: str) -> Split:
@@ -130,6 +162,8 @@ def prepare_all(data: Data) -> dict[str, Any]:
 
 def train_tokenizer(config: TokenizerConfig, corpus: Corpus, output: Path) -> dict[str, Any]:
     """Learns a tokenizer into `output`. Raises ValueError if that is there already."""
+    if isinstance(config, Pretrained):
+        raise ValueError(f"{config.path} is trained already: name a kind of tokenizer to train")
     if output.exists():
         raise ValueError(f"{output} is there already: choose another --output")
     with reading(f"learning {type(config).__name__}", corpus.size("train")) as report:
@@ -138,13 +172,16 @@ def train_tokenizer(config: TokenizerConfig, corpus: Corpus, output: Path) -> di
     return {"tokenizer": str(output), "vocabulary": tokenizer.vocabulary.size, "fingerprint": tokenizer.fingerprint}
 
 
-def inspect_store(path: Path, samples: int, length: int, seed: int) -> dict[str, Any]:
-    """Shows what is in a store, and returns it (`inspection.describe`)."""
-    for name, number in (("samples", samples), ("length", length)):
+def inspect_store(
+    path: Path, samples: int, length: int, seed: int, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Shows what is in a store, and returns it (`inspection.describe`). The tokenizer is by default the one that the
+    store was made with, where it was then."""
+    for name, number in (("samples", samples), ("length", length), ("seed", seed)):
         if number < 0:
             raise ValueError(f"--{name} {number} is negative: choose 0 or more")
     store = open_store(path)
-    tokenizer = load_tokenizer(path.parent / store.tokenizer_folder)
+    tokenizer = tokenizer or load_tokenizer(path.resolve().parent / store.tokenizer_folder)
     check_tokenizer(store, tokenizer)
     about = describe(store, tokenizer, samples, length, seed)
     show(about, Console(stderr=True, highlight=False))

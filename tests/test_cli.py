@@ -267,6 +267,92 @@ def test_a_run_is_not_resumed_on_other_text(speeches: Path, tmp_path: Path, monk
         text.write("More of the same. " * 50)
     code, out, err = run(words, capsys)
     assert (code, out) == (2, "")
-    assert "run was begun with another text (corpus" in err.splitlines()[-1]
+    assert "run was begun with another text (train" in err.splitlines()[-1]
+    code, out, err = run("evaluate run".split(), capsys)
+    assert (code, out) == (2, "")
+    assert "the text of run has changed since it was begun (test" in err.splitlines()[-1]
     after = json.loads(run("evaluate run --text speeches/19.txt".split(), capsys)[1])
     assert after == before
+    generated = json.loads(run("generate run --prompt the --temperature 0".split(), capsys)[1])
+    shutil.rmtree("speeches")
+    shutil.rmtree("data")
+    assert json.loads(run("generate run --prompt the --temperature 0".split(), capsys)[1]) == generated
+
+
+def test_a_run_that_never_began_is_no_hindrance(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    """A mistake that shows after the run folder was made, mended in the next command."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("\n".join(file.read_text().strip() for file in sorted(speeches.iterdir())))
+    words = ["train", "bert:tiny", *SMALL, "--model.layers", "1", "--text", "text.txt", "--run", "run"]
+    code, _, err = run(words, capsys)
+    assert code == 2
+    assert "a false second segment comes from another document" in err.splitlines()[-1]
+    code, out, err = run([*words, "--data.corpus.document", "line"], capsys)
+    assert code == 0, err
+    assert json.loads(out)["step"] == 2
+
+
+def test_a_run_of_little_text_is_scored_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Less of it than the rows of a training batch need."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("The people of the States. " * 60)
+    small = SMALL[: SMALL.index("--data.tokenizer.vocabulary-size")]
+    words = ["train", "gpt:tiny", "--text", "text.txt", "--tokenizer", "bytes", *small, "--data.reader.length", "64"]
+    code, _, err = run([*words, "--training.steps", "2", "--run", "run"], capsys)
+    assert code == 0, err
+    for command in ("evaluate run", "evaluate run --split validation", "generate run --prompt The --length 4"):
+        code, _, err = run(command.split(), capsys)
+        assert code == 0, err
+
+
+def test_a_run_goes_on_where_its_text_is_now(speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(speeches, "speeches")
+    words = ["train", "gpt:tiny", *SMALL, "--run", "run", "--text"]
+    assert run([*words, "speeches"], capsys)[0] == 0
+    (tmp_path / "there").mkdir()
+    shutil.move("speeches", "there/speeches")
+    code, out, err = run([*words, str(tmp_path / "there" / "speeches")], capsys)
+    assert code == 0, err
+    assert json.loads(out)["step"] == 2
+
+
+@pytest.mark.parametrize("option", ["--from", "--continue"])
+def test_a_run_that_goes_on_from_another_has_its_tokenizer(
+    option: str, speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(speeches, "other")
+    for file in Path("other").iterdir():
+        file.write_text(file.read_text().upper())
+    words = ["train", "gpt:tiny", *SMALL]
+    assert run([*words, "--text", str(speeches), "--run", "old"], capsys)[0] == 0
+    more = ["--training.steps", "3", option, "old"]
+    code, _, err = run([*words, "--text", "other", "--run", "new", *more], capsys)
+    assert code == 0, err
+    fingerprints = {json.loads(Path(f"{name}/text.json").read_text())["tokenizer"] for name in ("old", "new")}
+    assert len(fingerprints) == 1
+
+    code, out, err = run([*words, "--text", "other", "--tokenizer", "characters", "--run", "newer", *more], capsys)
+    assert (code, out) == (2, "")
+    assert "old has another tokenizer" in err.splitlines()[-1]
+
+
+def test_a_run_does_not_need_the_folder_that_its_tokenizer_came_from(
+    speeches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(f"tokenizer train characters --text {speeches} --output mine".split(), capsys)[0] == 0
+    small = SMALL[: SMALL.index("--data.tokenizer.vocabulary-size")]
+    words = ["train", "gpt:tiny", "--text", str(speeches), "--tokenizer", "mine", *small, "--training.steps", "2"]
+    code, _, err = run([*words, "--run", "run"], capsys)
+    assert code == 0, err
+    Path("mine").rename("elsewhere")
+    code, out, err = run("generate run --prompt the --length 4".split(), capsys)
+    assert code == 0, err
+    assert json.loads(out)["texts"][0].startswith("the")
+    code, out, err = run("tokenizer train elsewhere --output new".split(), capsys)
+    assert (code, out) == (2, "")
+    assert "elsewhere is trained already" in err.splitlines()[-1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctx_jax.data.corpora import TextFiles
+from ctx_jax.data.corpora import Mixture, Sotu, TextFiles
 from ctx_jax.experiment import Experiment, _module, differences, find, fingerprint, load, options, save
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.serialization import from_json, to_json
@@ -63,6 +63,34 @@ def test_the_fingerprint_is_of_what_is_computed():
     other = replace(tiny, training=replace(tiny.training, seed=1), model=replace(tiny.model, dropout=0.5))
     assert fingerprint(other) != fingerprint(tiny)
     assert differences(tiny, other) == ["model.dropout: 0.0 -> 0.5", "training.seed: 0 -> 1"]
+
+
+def test_what_a_file_gives_back_is_the_same_experiment(tmp_path: Path):
+    """Ints where floats are meant, paths and tuples of dataclasses included."""
+    tiny = find("gpt:tiny")
+    mixed = Mixture((Sotu(), TextFiles("there/text")), (1, 2))
+    written = replace(
+        tiny, data=replace(tiny.data, corpus=mixed), optimizer=replace(tiny.optimizer, clip=1, weight_decay=0)
+    )
+    save(written, tmp_path / "experiment.json")
+    read = load(tmp_path / "experiment.json")
+    assert differences(written, read) == []
+    assert fingerprint(written) == fingerprint(read)
+    assert differences(written, replace(read, data=replace(read.data, corpus=replace(mixed, weights=(1, 3))))) == [
+        "data.corpus.weights: (1.0, 2.0) -> (1.0, 3.0)"
+    ]
+
+
+def test_where_a_text_is_does_not_matter():
+    """Its name does, lest two texts share a run's folder; what is in it, the run folder says."""
+    tiny = find("gpt:tiny")
+
+    def at(path: str) -> Experiment:
+        return replace(tiny, data=replace(tiny.data, corpus=TextFiles(path)))
+
+    assert fingerprint(at("here/books")) == fingerprint(at("/there/books"))
+    assert differences(at("here/books"), at("books")) == []
+    assert fingerprint(at("books")) != fingerprint(at("letters"))
 
 
 def test_another_type_differs_in_itself_and_in_its_fields():

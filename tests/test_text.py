@@ -34,7 +34,9 @@ class Texts:
     def size(self, split):
         return None
 
-    def fingerprint(self):
+    languages = ("en",)
+
+    def fingerprint(self, split):
         return fingerprint(self)
 
 
@@ -83,24 +85,34 @@ def test_a_bucket_is_copied_from_and_published_to(bucket, data: Data, tmp_path: 
     assert np.array_equal(found["train"].tokens, stores["train"].tokens)
 
 
-def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path):
+def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = tmp_path / "run"
     run.mkdir()
     assert kept(run) is None
     tokenizer, stores = open_text(data, ("train",))
-    keep(run, tokenizer, stores["train"])
-    keep(run, tokenizer, stores["train"])
+    keep(run, tokenizer, data.corpus, stores["train"])
+    keep(run, tokenizer, data.corpus, stores["train"])
     shutil.rmtree(data.folder)
     mine = kept(run)
     assert mine is not None
     assert mine.encode("The Union").ids.tolist() == tokenizer.encode("The Union").ids.tolist()
 
-    other, other_stores = open_text(replace(data, corpus=Texts("Other words. ")), ("train",))
-    with pytest.raises(
-        ValueError, match=rf"run was begun with another text \(corpus .*, tokenizer .*\): restore .*{run}"
+    corpus = Texts("Other words. ")
+    other, other_stores = open_text(replace(data, corpus=corpus), ("train",))
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            ValueError, match=rf"run was begun with another text \(train .*, tokenizer .*\): restore .*{run}"
+        ),
     ):
-        keep(run, other, other_stores["train"])
+        patch.setattr("ctx_jax.text.begun", lambda run: True)
+        keep(run, other, corpus, other_stores["train"])
     assert json.loads((run / "text.json").read_text())["tokenizer"] == tokenizer.fingerprint
+
+    keep(run, other, corpus, other_stores["train"])  # nothing was trained yet
+    mine = kept(run)
+    assert mine is not None
+    assert mine.fingerprint == other.fingerprint == json.loads((run / "text.json").read_text())["tokenizer"]
 
 
 def test_a_given_tokenizer_reads_other_text(data: Data, tmp_path: Path):

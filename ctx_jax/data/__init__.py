@@ -19,6 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+TELL_SECONDS = 0.1
+"""Between two calls of a function that is told of progress: each may cost as much as reading a short line."""
+
+SHORT_OF_MEMORY = (MemoryError, ChildProcessError)
+"""Errors after which what is built with `resume` goes on: they come from what else runs, not from what is built."""
+
 
 def fingerprint(*parts: Any) -> str:
     """A key of what determines a result: equal parts (dataclasses, numbers, strings, sequences), equal key."""
@@ -38,8 +44,14 @@ def building(folder: Path, resume: bool = False) -> Iterator[Path | None]:
 
     A process that is killed or fails leaves nothing of that name. A second process that wants the same folder waits for
     the first and then finds it finished (the kernel drops the lock of one that dies). With `resume` the temporary
-    folder of one that was killed or interrupted is yielded again, as it is; an error removes it even then.
+    folder of one that was killed, interrupted or `SHORT_OF_MEMORY` is yielded again, as it is; another error removes it
+    even then. A folder that is there is not written to, nor anything beside it: its disk may be read-only.
+
+    Raises OSError of what fails in the block; one that does not say where (a full disk) names `folder`.
     """
+    if folder.exists():
+        yield None
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,9 +66,19 @@ def building(folder: Path, resume: bool = False) -> Iterator[Path | None]:
             yield partial
             partial.rename(folder)
         except BaseException as error:
-            if isinstance(error, Exception) or not resume:
+            ended = not isinstance(error, Exception) or isinstance(error, SHORT_OF_MEMORY)
+            if not (resume and ended):
                 shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+                reason = f"{error.strerror} (what was written is removed)"
+                raise OSError(error.errno, reason, str(folder)) from None
             raise
+
+
+def check_unchanged(before: Any, after: Any, corpus: Any) -> None:
+    """Raises ValueError if keys of the corpus, from before and after it was read, differ."""
+    if after != before:
+        raise ValueError(f"the text changed while it was read: {corpus}; give the same command when nothing writes it")
 
 
 def write_durably(file: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,13 +18,13 @@ from ctx_jax.data.files import (
     content,
     is_compressed,
     is_jsonl,
-    json_texts,
     location,
     read,
-    size_and_time,
     text_files,
 )
-from ctx_jax.data.passages import BLANK_LINE, LINE_END, PASSAGE, SHARE, Passage, Split, between, cut, held_out
+from ctx_jax.data.hashes import size_and_time
+from ctx_jax.data.jsonl import json_texts
+from ctx_jax.data.passages import BLANK_LINE, LINE_END, SHARE, Passage, Split, between, cut, held_out
 from ctx_jax.data.passages import Document as Document
 from ctx_jax.data.passages import documents as documents
 
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
 class Corpus(Protocol):
     """Where text comes from. A frozen dataclass; its fields are its config."""
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The language of each part that has its own, in order: ISO 639-1 codes, which decide where sentences begin."""
+        ...
 
     def passages(self, split: Split) -> Iterator[Passage]:
         """The documents of a split, always in the same order, streamed.
@@ -45,8 +51,8 @@ class Corpus(Protocol):
         """About how many bytes of UTF-8 the split has, if that is known without reading it."""
         ...
 
-    def fingerprint(self) -> str:
-        """A key of the text and of how it is cut: it depends on content, not on paths or times."""
+    def fingerprint(self, split: Split) -> str:
+        """A key of a split's text alone: it depends on content, not on paths or times, nor on other splits' text."""
         ...
 
 
@@ -58,6 +64,10 @@ class Sotu:
     ...), so that all splits span the centuries: 225, 12 and 12 speeches.
     """
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return ("en",)
+
     def passages(self, split: Split) -> Iterator[Passage]:
         """The speeches of a split, in order of time."""
         return held_out(lambda: cut(map(read, self._speeches()), "en"), split, ("validation", "test"), "en")
@@ -65,8 +75,8 @@ class Sotu:
     def size(self, split: Split) -> int | None:
         return 11_000_000 if split == "train" else 600_000
 
-    def fingerprint(self) -> str:
-        return fingerprint(self, SHARE, PASSAGE, content(self._speeches()))
+    def fingerprint(self, split: Split) -> str:
+        return fingerprint(self, SHARE, split, content(self._speeches()))
 
     def _speeches(self) -> list[File]:
         # Found, not imported: importing the package loads pandas.
@@ -79,13 +89,17 @@ class Sotu:
 @dataclass(frozen=True)
 class TextFiles:
     """UTF-8 text in files, local or remote (gs://, s3://): .txt (or any other name), .jsonl, and each of them .gz or
-    .zst.
+    .zst. Other archives (.zip, .tar.gz, ...) are an error, wherever they are.
 
     Line ends may be "\\n", "\\r\\n" or "\\r"; nothing else (U+2028, U+0085, ...) ends a line. A byte-order mark at the
     start of a file is dropped. A line of a .jsonl file is a document, whatever `document` says.
 
     What is not given a path of its own is held out from `path`: of 20 documents or more, the tenth and the twentieth of
-    every twenty; of fewer, the last tenth of each document (validation before test), cut at a line end.
+    every twenty; of fewer, the last tenth of each document (validation before test), cut at a line end. What
+    `validation` and `test` name is no part of `path`, even if that names it too.
+
+    Memory holds a few passages, whatever the size; but all of a line of JSON, which is at most 512 MiB and, beside its
+    longest texts, 64 MiB.
     """
 
     path: str | Path
@@ -94,6 +108,8 @@ class TextFiles:
     """The same for validation; None: held out from `path`."""
     test: str | Path | None = None
     """The same for the test; None: held out from `path`."""
+    whole: bool = False
+    """Whether every split is all of `path`, nothing held out: to score a text, or to train on all of it."""
     document: Literal["file", "blank_line", "line"] = "file"
     """What a document is: a whole file, what stands between blank lines, or one line."""
     field: str = "text"
@@ -107,6 +123,12 @@ class TextFiles:
         for name in ("path", "validation", "test"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, location(path))
+                if self.whole and name != "path":
+                    raise ValueError(f"{name} {path} is other text than path, of which whole has all: leave out one")
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return (self.language,)
 
     def passages(self, split: Split) -> Iterator[Passage]:
         """The documents of a split, in order of file names.
@@ -114,40 +136,57 @@ class TextFiles:
         Raises ValueError for what cannot be read as text, naming file and place, and where all documents are empty;
         FileNotFoundError where there are no files.
         """
-        path = self._own(split)
-        if path is not None:
-            return self._read(path)
-        return held_out(lambda: self._read(self.path), split, self._held_out(), self.language)
+        return held_out(lambda: self._read(split), split, self._held_out(split), self.language)
 
     def size(self, split: Split) -> int | None:
-        own = self._own(split)
-        files = text_files(self.path if own is None else own)
+        files = self._files(split)
         if any(map(is_compressed, files)):
             return None
         size = sum(size_and_time(file)[0] for file in files)
-        if own is not None:
-            return size
-        parts = SHARE - len(self._held_out()) if split == "train" else 1
+        held = self._held_out(split)
+        parts = SHARE - len(held) if split == "train" or not held else 1
         return size * parts // SHARE
 
-    def fingerprint(self) -> str:
+    def fingerprint(self, split: Split) -> str:
         """Hashes the files themselves: as good on a copy or on another machine, and far faster than tokenising."""
-        paths = (self.path, self.validation, self.test)
-        contents = [None if path is None else content(text_files(path)) for path in paths]
-        options = (self.document, self.field, self.errors, self.language)
-        return fingerprint(type(self).__name__, SHARE, PASSAGE, contents, options)
+        held = self._held_out(split)
+        share = (SHARE, split, held) if held else None
+        options = (self.document, self.field, self.errors)
+        return fingerprint(type(self).__name__, content(self._files(split)), share, options)
 
     def _own(self, split: Split) -> str | Path | None:
         return {"validation": self.validation, "test": self.test}.get(split)
 
-    def _held_out(self) -> tuple[str, ...]:
+    def _held_out(self, split: Split) -> tuple[str, ...]:
+        """Which splits share the files of this one with train."""
+        if self.whole or self._own(split) is not None:
+            return ()
         return tuple(name for name in ("validation", "test") if getattr(self, name) is None)
 
-    def _read(self, path: str | Path) -> Iterator[Passage]:
-        texts = (text for file in text_files(path) for text in self._documents(file))
+    def _files(self, split: Split) -> list[File]:
+        """Those that a split is, or is cut from."""
+        own = self._own(split)
+        if own is not None:
+            return text_files(own)
+        files = text_files(self.path)
+        others = [path for path in (self.validation, self.test) if path is not None]
+        if not others:
+            return files
+        taken = {_real(file) for path in others for file in text_files(path)}
+        left = [file for file in files if _real(file) not in taken]
+        if not left:
+            raise ValueError(
+                f"path {self.path} names no text but that of validation and test, {' and '.join(map(str, others))}: "
+                "give other text to train on, or set whole to use all of it as each"
+            )
+        return left
+
+    def _read(self, split: Split) -> Iterator[Passage]:
+        texts = (text for file in self._files(split) for text in self._documents(file))
         passages = cut(texts, self.language)
         first = next(passages, None)
         if first is None:
+            path = self._own(split) or self.path
             raise ValueError(f"there is no text in {path}: all its documents are empty or white space")
         yield first
         yield from passages
@@ -161,6 +200,10 @@ class TextFiles:
         if self.document == "line":
             return between(LINE_END, pieces)
         return between(BLANK_LINE, (piece for part in (["\n"], pieces, ["\n"]) for piece in part))
+
+
+def _real(file: File) -> str:
+    return os.path.realpath(file) if isinstance(file, Path) else str(file)
 
 
 @dataclass(frozen=True)
@@ -190,6 +233,10 @@ class Mixture:
             if not (math.isfinite(weight) and weight > 0):
                 raise ValueError(f"weights {self.weights} hold {weight}: each must be a number above 0")
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return tuple(language for corpus in self.corpora for language in corpus.languages)
+
     def passages(self, split: Split) -> Iterator[Passage]:
         if split != "train":
             return (passage for corpus in self.corpora for passage in corpus.passages(split))
@@ -201,9 +248,10 @@ class Mixture:
             return None
         return round(sum(s * (w if split == "train" else 1) for s, w in zip(sizes, self.weights, strict=True)))
 
-    def fingerprint(self) -> str:
-        prints = [corpus.fingerprint() for corpus in self.corpora]
-        return fingerprint(type(self).__name__, prints, [float(weight) for weight in self.weights])
+    def fingerprint(self, split: Split) -> str:
+        prints = [corpus.fingerprint(split) for corpus in self.corpora]
+        weights = [float(weight) for weight in self.weights] if split == "train" else None
+        return fingerprint(type(self).__name__, prints, weights)
 
     def _mixed(self) -> Iterator[Passage]:
         """Document k of the n that a corpus gives stands at (k + 1/2) / n of the whole."""

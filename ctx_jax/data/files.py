@@ -1,4 +1,4 @@
-"""Files of text, local or remote, plain or compressed: found, hashed, and read as a stream.
+"""Files of text, local or remote, plain or compressed: found, and read as a stream.
 
 What text is, is decided here alone: UTF-8, without the byte-order mark at a file's start; "\\n", "\\r\\n" and "\\r" end
 a line and become "\\n", nothing else does.
@@ -7,13 +7,10 @@ a line and become "\\n", nothing else does.
 from __future__ import annotations
 
 import codecs
-import functools
 import glob
 import gzip
-import hashlib
 import io
 import itertools
-import json
 import os
 import re
 import sys
@@ -22,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from ctx_jax.serialization import nearest
+from ctx_jax.data.hashes import hashes, size_and_time
 
 if TYPE_CHECKING:
     from etils import epath
@@ -36,10 +33,10 @@ BLOCK = 1 << 18
 """Bytes that are read at a time."""
 
 TEXT = re.compile(r"\.(txt|jsonl|gz|zst)$", re.IGNORECASE)
+PACKED = re.compile(r"\.(tar(\.(gz|zst|bz2|xz|lz4|z))?|tgz|tbz2?|txz|tzst|zip|7z|rar|bz2|xz|lz4|lzma)$", re.IGNORECASE)
 URI = re.compile(r"[a-z][a-z0-9]+://")
 COLLAPSED_URI = re.compile(r"(gs|s3|az|hf):/[^/]")
 WILDCARD = re.compile(r"[*?[]")
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def location(path: str | Path) -> str | Path:
@@ -54,10 +51,14 @@ def location(path: str | Path) -> str | Path:
 
 def text_files(path: str | Path) -> list[File]:
     """The files that a path names, in order of their names: itself, what a folder holds at any depth, or what a glob
-    matches. Raises FileNotFoundError if there is none, OSError if a folder cannot be read."""
+    matches. Links are followed, but no folder is read twice.
+
+    Raises FileNotFoundError if there is none, OSError if a folder cannot be read, ValueError if an archive (.zip, .tar
+    and the like) is among them.
+    """
     place = location(path)
     try:
-        files = sorted(_local_files(place) if isinstance(place, Path) else _remote_files(place))
+        files = _local_files(place) if isinstance(place, Path) else _remote_files(place)
     except ImportError as error:
         raise ValueError(f"{path} cannot be read: {error}; install gcsfs for gs://, s3fs for s3://") from None
     if not files:
@@ -65,19 +66,38 @@ def text_files(path: str | Path) -> list[File]:
             f"no text in {path}: give a text file, a folder that holds .txt or .jsonl files (or such as .gz or .zst), "
             "or a glob"
         )
+    if packed := next((file for file in files if PACKED.search(file.name)), None):
+        raise ValueError(
+            f"{packed} is packed in a way that is not read as text: unpack it (single files may stay .gz or .zst), and "
+            "move it out of the text"
+        )
     return files
 
 
-def _local_files(path: Path) -> list[Path]:
+def _local_files(path: Path) -> list[File]:
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        return [name for name in map(Path, glob.glob(str(path), recursive=True)) if name.is_file()]
-    walk = os.walk(path, onerror=_stop)
-    return [Path(folder, name) for folder, _, names in walk for name in names if TEXT.search(name)]
+    if path.is_dir():
+        names = list(_in_folder(path))
+    else:
+        names = [name for name in glob.iglob(str(path), recursive=True) if os.path.isfile(name)]
+    return [Path(name) for name in sorted(names, key=lambda name: name.split(os.sep))]
 
 
-def _remote_files(uri: str) -> list[epath.Path]:
+def _in_folder(path: Path) -> Iterator[str]:
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(path, onerror=_stop, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        # Of two names of one folder always the same is taken.
+        folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
+        yield from (os.path.join(folder, name) for name in names if TEXT.search(name) or PACKED.search(name))
+
+
+def _remote_files(uri: str) -> list[File]:
     from etils import epath
 
     path = epath.Path(uri)
@@ -85,16 +105,16 @@ def _remote_files(uri: str) -> list[epath.Path]:
         if "**" in uri:
             raise ValueError(f"{uri} cannot be searched by **: give the folder, every text file in it is read")
         root, _, _ = uri[: wildcard.start()].rpartition("/")
-        return [name for name in epath.Path(root).glob(uri[len(root) + 1 :]) if not name.is_dir()]
+        return sorted(name for name in epath.Path(root).glob(uri[len(root) + 1 :]) if not name.is_dir())
     if not path.is_dir():
         return [path] if path.exists() else []
     scheme = uri.partition("://")[0]
-    files = []
+    files: list[epath.Path] = []
     for folder, _, names in path.walk(on_error=_stop):
         inside = str(folder)  # etils 1.15 leaves out the scheme
         parent = epath.Path(inside if URI.match(inside) else f"{scheme}://{inside.lstrip('/')}")
-        files += [parent / name for name in names if TEXT.search(name)]
-    return files
+        files += [parent / name for name in names if TEXT.search(name) or PACKED.search(name)]
+    return sorted(files)
 
 
 def _stop(error: OSError) -> None:
@@ -109,24 +129,10 @@ def is_compressed(file: File) -> bool:
     return file.name.lower().endswith((".gz", ".zst"))
 
 
-def size_and_time(file: File) -> tuple[int, int]:
-    """Bytes, and when they were last changed."""
-    if isinstance(file, Path):
-        about = os.stat(file)
-        return about.st_size, about.st_mtime_ns
-    about = file.stat()
-    return about.length, about.mtime
-
-
 def content(files: Iterable[File]) -> list[str]:
-    """The hash of each file's bytes, told from others that mean something else. A file is read once per process."""
-    return [f"{is_jsonl(file)} {is_compressed(file)} {_hash(file, *size_and_time(file))}" for file in files]
-
-
-@functools.cache
-def _hash(file: File, size: int, time: int) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+    """The hash of each file's bytes, told from others that mean something else."""
+    files = list(files)
+    return [f"{is_jsonl(file)} {is_compressed(file)} {found}" for file, found in zip(files, hashes(files), strict=True)]
 
 
 def read(file: File, errors: Errors = "strict") -> Iterator[str]:
@@ -208,49 +214,3 @@ def _end(file: File, at: int) -> int:
     except _damage():
         pass
     return at
-
-
-def json_texts(file: File, lines: Iterable[str | Iterator[str]], field: str, errors: Errors) -> Iterator[str]:
-    """The text of each line of JSON, with line ends as in any file.
-
-    Raises ValueError naming file and line of what is no object with a text in `field`.
-    """
-    for number, line in enumerate(lines, 1):
-        if not isinstance(line, str):
-            line = "".join(line)
-        if not line or line.isspace():
-            continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} line {number} is not JSON: {_one_line(error)}") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f'{file} line {number} is no object: each line must be like {{"{field}": "..."}}')
-        text = entry.get(field)
-        if not isinstance(text, str):
-            raise ValueError(f"{file} line {number} {_lacks(field, entry)}")
-        if "\\u" in line and SURROGATE.search(text):
-            if errors == "strict":
-                raise ValueError(
-                    f"{file} line {number} has half of a surrogate pair in {field!r}, which is no character: mend it, "
-                    'or set errors to "replace"'
-                )
-            text = SURROGATE.sub("\ufffd", text)
-        del line, entry  # they may be large, and the text is used for a while
-        yield unified(text)
-
-
-def unified(text: str) -> str:
-    """The text with "\\n" for every line end."""
-    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _lacks(field: str, entry: dict[str, Any]) -> str:
-    if field in entry:
-        return f"has a field {field!r} that is no text but {type(entry[field]).__name__}: name another field"
-    names = [repr(name) for name in itertools.islice(entry, 10)]
-    return f"has no field {field!r}{nearest(field, list(entry))} (there are: {', '.join(names) or 'none'})"
-
-
-def _one_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

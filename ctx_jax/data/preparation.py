@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -24,28 +25,35 @@ from typing import Any
 
 import numpy as np
 
-from ctx_jax.data import building, fingerprint, write_durably
-from ctx_jax.data.corpora import Corpus, Passage, Split
-from ctx_jax.data.store import FORMAT, Encoded, Store, encode_passages, open_store, token_dtype
+from ctx_jax.data import TELL_SECONDS, building, check_unchanged, fingerprint, write_durably
+from ctx_jax.data.corpora import Corpus, Split
+from ctx_jax.data.passages import PASSAGE
+from ctx_jax.data.store import (
+    FORMAT,
+    Encoded,
+    InContext,
+    Store,
+    encode_passages,
+    in_context,
+    open_store,
+    token_dtype,
+)
 from ctx_jax.data.tokenizers import Tokenizer
 
-BATCH = 1 << 20
-"""Characters that go to a worker at a time; a passage counts 100 more for what it costs itself."""
+BATCH = 1 << 18
+"""Characters that go to a worker at a time, few enough for its cache; a passage counts 100 more for what it costs."""
 
-SMALL = 4
+SMALL = 16
 """A text of fewer batches is encoded without workers: it would be done before they have started."""
 
 MOST = 8
-"""Workers, unless more are asked for: each takes some 80 MB, and together they are under 1 GB."""
+"""Workers, unless more are asked for: each takes some 80 MB, so that all together stay under 1 GB on any machine."""
 
 MARK_BYTES, MARK_SECONDS = 1 << 26, 10.0
 """After so much text or time, what is written is made durable: a killed preparation goes on from there."""
 
 ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """A worker has one core; and threads that it never uses would take as long to start as the rest of it."""
-
-TELL_SECONDS = 0.1
-"""Between two calls of `progress`."""
 
 
 def prepare(
@@ -59,40 +67,40 @@ def prepare(
     """The store of a split, in a folder of its own inside `folder`; written only if it is not there yet.
 
     The folder's name is a key of all that decides its content; it appears when everything is written. One of two
-    processes that prepare the same store waits for the other. A preparation that was killed or interrupted goes on
-    where it was; one that failed leaves nothing. Memory holds a few batches of text for each worker.
+    processes that prepare the same store waits for the other. A preparation that was killed, interrupted or short of
+    memory goes on where it was; one that failed leaves nothing. Memory holds a few batches of text for each worker.
 
     Args:
-        progress: told the documents and the bytes of text done so far, some times a second and at the end.
-        workers: processes that tokenize; None = one for each core, at most 8; with 1 it is this one. The store is the
-            same.
+        progress: told the documents and the bytes of text done so far: at once where it goes on, some times a second,
+            and at the end.
+        workers: processes that tokenize; None = one for each core, at most 8, which keeps memory under 1 GB; with 1 it
+            is this one. The store is the same.
 
-    Raises ValueError for text that cannot be read, ChildProcessError if a worker dies, OSError where the disk is full.
+    Raises ValueError for text that cannot be read or changes meanwhile, ChildProcessError if a worker dies, OSError
+    where memory or the disk is full.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers {workers} tokenize nothing: choose 1 or more, or None for one each core")
-    path = folder / store_name(corpus, tokenizer, split)
-    with building(path, resume=True) as partial:
-        if partial is not None:
-            try:
-                done = _write(
-                    corpus, tokenizer, split, partial, progress or (lambda *_: None), workers or min(cores(), MOST)
-                )
+    keys = store_keys(corpus, tokenizer, split)
+    path = folder / _name(keys)
+    try:
+        with building(path, resume=True) as partial:
+            if partial is not None:
+                tell = progress or (lambda *_: None)
+                done = _write(corpus, tokenizer, split, partial, tell, workers or min(cores(), MOST))
+                check_unchanged(keys, store_keys(corpus, tokenizer, split), corpus)
                 about = {
                     "format": FORMAT,
                     "documents": done.documents,
                     "tokens": done.tokens,
                     "vocabulary": dataclasses.asdict(tokenizer.vocabulary),
-                    **store_keys(corpus, tokenizer, split),
-                    "corpus_class": type(corpus).__name__,
+                    **keys,
                     "tokenizer_folder": os.path.relpath(tokenizer.folder, folder),
                 }
                 write_durably(partial / "store.json", json.dumps(about, indent=1) + "\n")
                 (partial / MARK).unlink(missing_ok=True)
-            except OSError as error:
-                if error.errno is None or error.filename is not None:
-                    raise
-                raise OSError(error.errno, error.strerror, str(path)) from None  # a write does not say where
+    except MemoryError:
+        raise OSError(errno.ENOMEM, f"memory is full ({GOES_ON})", str(path)) from None
     return open_store(path)
 
 
@@ -100,7 +108,9 @@ def store_keys(corpus: Corpus, tokenizer: Tokenizer, split: Split) -> dict[str, 
     """What decides a store's content."""
     splitter = f"sentencex {version('sentencex')}"
     return {
-        "corpus": corpus.fingerprint(),
+        "corpus": corpus.fingerprint(split),
+        "languages": " ".join(corpus.languages),
+        "passage": str(PASSAGE),
         "tokenizer": tokenizer.fingerprint,
         "split": split,
         "splitter": splitter,
@@ -109,7 +119,11 @@ def store_keys(corpus: Corpus, tokenizer: Tokenizer, split: Split) -> dict[str, 
 
 def store_name(corpus: Corpus, tokenizer: Tokenizer, split: Split) -> str:
     """The name of a store's folder: a key of what decides its content."""
-    return f"{split}-{fingerprint(FORMAT, store_keys(corpus, tokenizer, split))[:16]}"
+    return _name(store_keys(corpus, tokenizer, split))
+
+
+def _name(keys: dict[str, str]) -> str:
+    return f"{keys['split']}-{fingerprint(FORMAT, keys)[:16]}"
 
 
 def cores() -> int:
@@ -120,8 +134,11 @@ def cores() -> int:
 MARK = "progress.json"
 
 
+GOES_ON = "what is written is kept, and the same command goes on from it"
+
+
 @dataclass(frozen=True)
-class Progress:
+class Done:
     """How far a preparation is."""
 
     passages: int = 0
@@ -134,22 +151,31 @@ class Progress:
     """Those of the document that is not finished."""
 
 
-class Files:
+class StoreWriter:
     """The arrays of a store while they grow."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any]) -> None:
-        """Goes on from the last mark in `folder`, if there is one."""
+        """Goes on from the last mark in `folder`, if there is one and all that it speaks of is there."""
         self._folder = folder
-        self.done = Progress()
-        if (folder / MARK).is_file():
-            self.done = Progress(**json.loads((folder / MARK).read_text()))
+        self.done = Done()
         names = ("tokens", "flags", "offsets", "document_bytes")
-        counts = (self.done.tokens, self.done.tokens, self.done.documents + 1, self.done.documents)
-        sizes = np.multiply(counts, (dtype.itemsize, 1, 8, 8)).tolist()
         # Unbuffered: what could not be written is not tried again when a file is closed.
         self._files = [(folder / f"{name}.bin").open("ab", buffering=0) for name in names]
-        for file, size in zip(self._files, sizes, strict=True):
-            file.truncate(size)  # the first offset is 0, as is what a longer file is filled with
+
+        def sizes(done: Done) -> list[int]:
+            counts = (done.tokens, done.tokens, done.documents + 1, done.documents)
+            return np.multiply(counts, (dtype.itemsize, 1, 8, 8)).tolist()
+
+        if (folder / MARK).is_file():
+            marked = Done(**json.loads((folder / MARK).read_text()))
+            there = [os.fstat(file.fileno()).st_size for file in self._files]
+            if all(size >= least for size, least in zip(there, sizes(marked), strict=True)):
+                self.done = marked
+        if not self.done.passages:
+            for file in self._files:
+                file.truncate(0)
+        for file, size in zip(self._files, sizes(self.done), strict=True):
+            file.truncate(size)  # where the file of offsets is empty, this fills in the first: 0
 
     def append(self, encoded: Encoded) -> None:
         """Raises OSError where there is no room."""
@@ -161,7 +187,7 @@ class Files:
             rest = memoryview(array.tobytes())
             while rest:
                 rest = rest[file.write(rest) :]
-        self.done = Progress(
+        self.done = Done(
             passages=self.done.passages + len(encoded.lengths),
             documents=self.done.documents + int(encoded.last.sum()),
             tokens=int(ends[-1]),
@@ -182,9 +208,11 @@ class Files:
 
 def _write(
     corpus: Corpus, tokenizer: Tokenizer, split: Split, folder: Path, tell: Callable[[int, int], None], workers: int
-) -> Progress:
-    with closing(Files(folder, token_dtype(tokenizer.vocabulary))) as files:
-        rest = islice(corpus.passages(split), files.done.passages, None)
+) -> Done:
+    with closing(StoreWriter(folder, token_dtype(tokenizer.vocabulary))) as files:
+        if files.done.passages:
+            tell(files.done.documents, files.done.text)  # reading up to there takes a while
+        rest = islice(in_context(corpus.passages(split)), files.done.passages, None)
         with closing(encoded(batches(rest), tokenizer, workers)) as results:
             told = marked = time.monotonic()
             marked_text = files.done.text
@@ -202,13 +230,13 @@ def _write(
         return files.done
 
 
-def batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
+def batches(passages: Iterable[InContext]) -> Iterator[list[InContext]]:
     """Many short passages together."""
-    batch: list[Passage] = []
+    batch: list[InContext] = []
     size = 0
     for passage in passages:
         batch.append(passage)
-        size += len(passage.text) + 100
+        size += len(passage[0]) + 100
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -216,7 +244,7 @@ def batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
         yield batch
 
 
-def encoded(batches: Iterator[list[Passage]], tokenizer: Tokenizer, workers: int) -> Generator[Encoded]:
+def encoded(batches: Iterator[list[InContext]], tokenizer: Tokenizer, workers: int) -> Generator[Encoded]:
     """The batches in order, encoded by as many processes; closing it ends them."""
     head = list(islice(batches, SMALL))
     batches = chain(head, batches)
@@ -226,7 +254,7 @@ def encoded(batches: Iterator[list[Passage]], tokenizer: Tokenizer, workers: int
         return
     free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
-    def encode(batch: list[Passage]) -> Encoded:
+    def encode(batch: list[InContext]) -> Encoded:
         worker = free.get()
         try:
             return worker.encode(batch)
@@ -270,7 +298,7 @@ class Worker:
             env=os.environ | ONE_THREAD | {"PYTHONPATH": found},
         )
 
-    def encode(self, batch: list[Passage]) -> Encoded:
+    def encode(self, batch: list[InContext]) -> Encoded:
         """Raises ValueError as `encode_passages` does, ChildProcessError if the process has died."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -278,7 +306,7 @@ class Worker:
         try:
             stdin.write(self._start)
             self._start = b""
-            pickle.dump([tuple(passage) for passage in batch], stdin, pickle.HIGHEST_PROTOCOL)
+            pickle.dump(batch, stdin, pickle.HIGHEST_PROTOCOL)
             stdin.flush()
             reply = pickle.load(stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
@@ -292,8 +320,9 @@ class Worker:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-        remedy = "; where memory is short, choose fewer workers" if code == -signal.SIGKILL else ""
-        return ChildProcessError(f"a process that tokenizes ended with code {code}: {said}{remedy}")
+        short = code == -signal.SIGKILL or said.startswith("MemoryError")
+        remedy = "; where memory is short, choose fewer workers" if short else ""
+        return ChildProcessError(f"a process that tokenizes ended with code {code}: {said} ({GOES_ON}{remedy})")
 
     def kill(self) -> None:
         """Ends the process, whatever it is doing."""

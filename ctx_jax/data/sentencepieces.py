@@ -147,8 +147,9 @@ class SentencePieceTokenizer:
             raise damaged(folder, MODEL, "special ids or bytes are missing")
         self.vocabulary = Vocabulary(size=len(pieces), **special)
         self._processor = processor
-        self._memo = Memo(self._word)
+        self._memo = Memo(lambda word: self._pieces(" " + word))
         self._line_end, *self._bar = map(processor.piece_to_id, BYTES)
+        self._line_break = np.int32(self._line_end).tobytes()
         single = [processor.is_byte(index) for index in range(len(pieces))]
         self._bytes = [
             bytes([int(piece[1:-1], 16)]) if is_byte else piece.replace("▁", " ").encode()
@@ -170,14 +171,12 @@ class SentencePieceTokenizer:
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """Raises nothing: every text has pieces, an empty one none."""
         text = self.normalize(text)
-        # Where the text goes on in a line, its first word has no space before it but what the text itself says.
-        within = continued and not text.startswith("\n")
-        words = split_words(text)
-        if within and not text.startswith(" "):
-            first = self._pieces(words[0]) if words else []
-            ids = np.concatenate([np.array(first, np.int32), self._memo.ids(words[1:])])
-        else:
-            ids = self._memo.ids(words[1:] if within else words)
+        first, *lines = text.split("\n")
+        within = continued and first != ""
+        words = self._memo.joined  # of a run of spaces, each but the last has an empty word before it
+        head = self._rest_of_line(first) if within else words(first and first.split(" "))
+        encoded = [head, *[words(line and line.split(" ")) for line in lines]]
+        ids = np.frombuffer(self._line_break.join(encoded), np.int32)
         # Each line's first piece has a space that is not in the text.
         joined = np.empty(len(ids), bool)
         np.equal(ids[:-1], self._line_end, out=joined[1:])
@@ -194,9 +193,10 @@ class SentencePieceTokenizer:
     def piece(self, index: int) -> str:
         return self._processor.id_to_piece(index)
 
-    def _word(self, word: str) -> list[int]:
-        """A word after a space, or a run of line ends."""
-        return [self._line_end] * len(word) if word.startswith("\n") else self._pieces(" " + word)
+    def _rest_of_line(self, line: str) -> bytes:
+        """The first word has no space before it but what the text itself says."""
+        first, *words = line.split(" ")
+        return np.array(self._pieces(first), np.int32).tobytes() + self._memo.joined(words)
 
     def _pieces(self, text: str) -> list[int]:
         first, *rest = text.split("▁")
@@ -204,18 +204,6 @@ class SentencePieceTokenizer:
         for part in rest:
             ids += self._bar + self._processor.encode(part)
         return ids
-
-
-def split_words(text: str) -> list[str]:
-    """What stands between spaces; of a run of spaces, each but the last has an empty word before it. Line ends stand
-    apart: a run of them is a word of its own, and what follows it is a word without a space."""
-    if not text:
-        return []
-    spaced = text.replace("\n", " \n ")
-    while "\n  \n" in spaced:  # empty lines: two spaces that are not in the text
-        spaced = spaced.replace("\n  \n", "\n\n")
-    words = spaced.split(" ")
-    return words[text.startswith("\n") : len(words) - text.endswith("\n")]
 
 
 def short_lines(text: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data.corpora import Split
+from ctx_jax.data import sentences
+from ctx_jax.data.corpora import Passage, Split
 from ctx_jax.data.sentences import sentence_characters
-from ctx_jax.data.tokenizers import Encoding, Tokenizer
+from ctx_jax.data.tokenizers import Encoding, Tokenizer, utf8_size
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever a store of the same corpus and tokenizer would come out different."""
 
 WORD, SENTENCE = 1, 2
 """Bits of `Store.flags`: a word begins here, a sentence begins here."""
 
-KEYS = ("corpus", "tokenizer", "split", "splitter", "corpus_class", "tokenizer_folder")
+KEYS = ("corpus", "tokenizer", "split", "splitter", "tokenizer_folder")
 """What store.json says of the origin, under the names that `Store` has for it."""
 
 
@@ -43,8 +44,6 @@ class Store:
     split: Split
     splitter: str
     """What found the sentences: library and version."""
-    corpus_class: str
-    """What the corpus is: the name of its class."""
     tokenizer_folder: str
     """Where the tokenizer is, from the folder that holds the store."""
 
@@ -112,46 +111,75 @@ class Encoded(NamedTuple):
     """[passages] bool: whether a document ends with it."""
 
 
-def encode_passages(passages: Sequence[tuple[str, bool, bool, str]], tokenizer: Tokenizer) -> Encoded:
-    """Encodes each `corpora.Passage` (or plain tuple of the same, which processes exchange faster).
+InContext = tuple[str, bool, bool, str, str, str]
+"""The fields of a `corpora.Passage`, and what stands before and after it in its document. (Processes exchange plain
+tuples faster.)"""
+
+
+def in_context(passages: Iterable[Passage]) -> Iterator[InContext]:
+    """Each passage with as much of the passages around it as its sentences may depend on."""
+    held: tuple[str, bool, bool, str] | None = None
+    before = ""
+    for text, first, last, language in passages:
+        if held is not None:
+            yield (*held, before, text[: sentences.AFTER])
+            before, held = sentences.tail(before + held[0]), None
+        if last:
+            yield text, first, last, language, before, ""
+            before = ""
+        else:
+            held = text, first, last, language
+    if held is not None:
+        yield (*held, before, "")
+
+
+def encode_passages(passages: Sequence[InContext], tokenizer: Tokenizer) -> Encoded:
+    """Encodes each passage.
 
     The begin token stands before a document's first passage, the end token after its last. A document's first sentence
-    starts with its first token, be it white space; others start after it.
+    starts with its first token, be it white space; others start after it. Words and sentences do not depend on where a
+    document is cut into passages, but for sentences in a paragraph that began more than `sentences.BEFORE` characters
+    before the cut: there they are found as from there on.
     """
     vocabulary = tokenizer.vocabulary
-    texts, firsts, lasts, languages = zip(*passages, strict=True)
+    texts, firsts, lasts, languages, befores, afters = zip(*passages, strict=True)
     first, last = np.array(firsts, bool), np.array(lasts, bool)
     encodings = [tokenizer.encode(text, not is_first) for text, is_first in zip(texts, firsts, strict=True)]
 
     # Words and sentences are found in all texts at once, with a blank line between them: most documents are short.
+    around = [[tokenizer.encode(text, True).text if text else "" for text in side] for side in (befores, afters)]
+    contexts = [
+        (before, encoding.text, after) for before, encoding, after in zip(around[0], encodings, around[1], strict=True)
+    ]
     counts = np.array([len(encoding.ids) for encoding in encodings], np.int64)
-    places = np.cumsum([0] + [len(encoding.text) + len(GAP) for encoding in encodings])
+    places = np.cumsum([0] + [sum(map(len, context)) + len(GAP) for context in contexts])
+    begins = places[:-1] + [len(before) for before, _, _ in contexts]
+    ends = begins + [len(text) for _, text, _ in contexts]
     whole = Encoding(
-        GAP.join(encoding.text for encoding in encodings),
+        GAP.join(before + text + after for before, text, after in contexts),
         np.concatenate([encoding.ids for encoding in encodings]),
-        np.concatenate([encoding.starts for encoding in encodings]) + np.repeat(places[:-1], counts),
+        np.concatenate([encoding.starts for encoding in encodings]) + np.repeat(begins, counts),
     )
     marks = whole.word_starts() * np.uint8(WORD)
-    sentences = _sentences(whole.text, languages, places)
-    found = np.searchsorted(places, sentences, side="right") - 1
-    sentences, found = sentences[counts[found] > 0], found[counts[found] > 0]
-    opens = np.diff(found, prepend=-1) > 0
-    begins = np.cumsum(counts) - counts
-    tokens = np.where(opens & first[found], 0, whole.tokens_at(sentences))
-    tokens = np.maximum(tokens, begins[found])  # a tokenizer may leave out what a text begins with
-    whole_lines = first | [text.startswith("\n") for text in texts]
-    marks[tokens[~opens | whole_lines[found]]] |= SENTENCE  # else the document was cut within a line
+    starts = _sentences(whole.text, languages, places)
+    found = np.searchsorted(places, starts, side="right") - 1
+    inside = (starts >= begins[found]) & (starts < ends[found]) & (counts[found] > 0)
+    starts, found = starts[inside], found[inside]
+    opens = first[found] & (np.diff(found, prepend=-1) > 0)
+    tokens = np.where(opens, 0, whole.tokens_at(starts))
+    # A tokenizer may leave out what a text begins with.
+    marks[np.maximum(tokens, (np.cumsum(counts) - counts)[found])] |= SENTENCE
 
-    ends = last & (vocabulary.end != vocabulary.begin)
-    lengths = counts + first + ends
+    ended = last & (vocabulary.end != vocabulary.begin)
+    lengths = counts + first + ended
     stops = np.cumsum(lengths)
-    inside = np.ones(stops[-1], bool)
-    ids, flags = np.empty(len(inside), token_dtype(vocabulary)), np.zeros(len(inside), np.uint8)
-    for border, token in (((stops - lengths)[first], vocabulary.begin), (stops[ends] - 1, vocabulary.end)):
-        inside[border] = False
+    is_text = np.ones(stops[-1], bool)
+    ids, flags = np.empty(len(is_text), token_dtype(vocabulary)), np.zeros(len(is_text), np.uint8)
+    for border, token in (((stops - lengths)[first], vocabulary.begin), (stops[ended] - 1, vocabulary.end)):
+        is_text[border] = False
         ids[border] = token
-    ids[inside], flags[inside] = whole.ids, marks
-    sizes = np.array([len(text.encode()) for text in texts], np.int64)
+    ids[is_text], flags[is_text] = whole.ids, marks
+    sizes = np.array([utf8_size(text) for text in texts], np.int64)
     return Encoded(ids, flags, lengths, sizes, last)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,7 +191,7 @@ class ByteLevelBPE:
         ValueError if the text is too little for them."""
         with building(folder) as partial:
             if partial is not None:
-                self._learn(unicode_normalized(text, self.normalization) for text in texts).save(str(partial))
+                save(self._learn(unicode_normalized(text, self.normalization) for text in texts), partial)
                 save_config(self, partial)
         return self.load(folder)
 
@@ -266,7 +267,7 @@ class ByteLevelBPETokenizer:
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """`continued` changes nothing."""
         text = self.normalize(text)
-        ids = self._memo.ids(SPLIT.findall(text))
+        ids = np.frombuffer(self._memo.joined(SPLIT.findall(text)), np.int32)
         lengths = self._lengths[ids]
         starts = np.cumsum(lengths) - lengths
         if not text.isascii():
@@ -304,6 +305,16 @@ def learn(
         most = f"choose at most {len(pieces)} or " if len(pieces) > least else ""
         raise ValueError(f"{where}: {most}give more text")
     return pieces
+
+
+def save(model: models.Model, folder: Path) -> None:
+    """Writes the model's files. Raises OSError: the library's own error has no type, but the system's number in it."""
+    try:
+        model.save(str(folder))
+    except Exception as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+        raise
 
 
 def find_special(ids: Mapping[str, int], pieces: Mapping[str, str], folder: Path, name: str) -> Vocabulary:

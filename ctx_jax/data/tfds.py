@@ -22,8 +22,9 @@ import numpy as np
 
 from ctx_jax.data import building, fingerprint
 from ctx_jax.data.corpora import Corpus, TextFiles
-from ctx_jax.data.files import content, location, unified
-from ctx_jax.data.passages import PASSAGE, SHARE, Passage, Split, cut, documents, held_out
+from ctx_jax.data.files import content, location
+from ctx_jax.data.jsonl import unified
+from ctx_jax.data.passages import SHARE, Passage, Split, cut, documents, held_out
 from ctx_jax.serialization import nearest
 
 VERSION = "1.0.0"
@@ -44,7 +45,10 @@ def corpus_from(text: str) -> TextFiles | Tfds:
 
 @dataclass(frozen=True)
 class Tfds:
-    """A TFDS data set that has been prepared in the array_record format; each record is a document."""
+    """A TFDS data set that has been prepared in the array_record format; each record is a document.
+
+    Records of `train` that are those of `validation` or `test` too are an error, which names a way out.
+    """
 
     name: str
     """Its name, with the configuration and the version if there are several: wiki40b/en, wiki40b/en:1.3.0."""
@@ -56,6 +60,8 @@ class Tfds:
     """The same for validation; None: the split of that name, or where there is none, held out as TextFiles does."""
     test: str | None = None
     """The same for the test."""
+    whole: bool = False
+    """Whether every split is all of `train`, nothing held out: to score a text, or to train on all of it."""
     feature: str = "text"
     """The feature of a record that holds its text."""
     language: str = "en"
@@ -68,35 +74,62 @@ class Tfds:
             )
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", location(self.data_dir))
+        if self.whole and (self.validation or self.test):
+            raise ValueError(
+                f"{self.validation or self.test} is other text than train, of which whole has all: leave out one"
+            )
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return (self.language,)
 
     def passages(self, split: Split) -> Iterator[Passage]:
         """The records of a split, in the data set's order. Raises ValueError, naming the remedy, for what is not there
         or is no text."""
-        own = self._own(split)
-        if own is not None:
-            return self._read(own)
-        names = tuple(name for name in ("validation", "test") if self._own(name) is None)
-        return held_out(lambda: self._read(self.train), split, names, self.language)
+        own, held = self._own(split), self._held_out(split)
+        if own is None:
+            self._check_apart()
+        return held_out(lambda: self._read(own or self.train), split, held, self.language)
 
     def size(self, split: Split) -> int | None:
         return None  # the files are compressed, and what TFDS notes of them depends on how they were made
 
-    def fingerprint(self) -> str:
-        builder = self._builder()
-        parts = []
-        for split in (self.train, self._own("validation"), self._own("test")):
-            instructions = [] if split is None else self._files(builder, split)
-            files = [_file(instruction.filename) for instruction in instructions]
-            ranges = [(instruction.skip, instruction.take) for instruction in instructions]
-            parts.append([split is None, content(files), ranges])
-        options = (self.feature, self.language)
-        return fingerprint(type(self).__name__, SHARE, PASSAGE, builder.info.full_name, parts, options)
+    def fingerprint(self, split: Split) -> str:
+        builder, own, held = self._builder(), self._own(split), self._held_out(split)
+        if own is None:
+            self._check_apart()
+        instructions = self._files(builder, own or self.train)
+        files = content(_file(instruction.filename) for instruction in instructions)
+        ranges = [(instruction.skip, instruction.take) for instruction in instructions]
+        share = (SHARE, split, held) if held else None
+        return fingerprint(type(self).__name__, builder.info.full_name, files, ranges, share, self.feature)
 
     def _own(self, split: Split) -> str | None:
-        """The data set's split for validation or test, if they are not held out."""
-        if split == "train":
+        """The data set's split for validation or test, if they are not cut from train."""
+        if split == "train" or self.whole:
             return None
-        return getattr(self, split) or (split if split in list(self._builder().info.splits) else None)
+        return getattr(self, split, None) or (split if split in list(self._builder().info.splits) else None)
+
+    def _held_out(self, split: Split) -> tuple[str, ...]:
+        """Which splits share the records of this one with train."""
+        if self.whole or self._own(split) is not None:
+            return ()
+        return tuple(name for name in ("validation", "test") if self._own(name) is None)
+
+    def _check_apart(self) -> None:
+        """Raises ValueError if train holds records that validation or test name."""
+        builder = self._builder()
+        train = {file.filename: file for file in self._files(builder, self.train)}
+        for name in ("validation", "test"):
+            if (own := self._own(name)) is None:
+                continue
+            for part in self._files(builder, own):
+                file = train.get(part.filename)
+                if file and max(part.skip, file.skip) < min(part.skip + part.take, file.skip + file.take):
+                    raise ValueError(
+                        f"{name} {own!r} of TFDS data set {self.name} has records of train {self.train!r}: choose "
+                        "parts that are apart, such as train[:90%] and train[90%:], or set whole to use all as each"
+                    )
 
     def _read(self, split: str) -> Iterator[Passage]:
         passages = cut(self._texts(split), self.language)
@@ -207,7 +240,7 @@ def write_tfds(corpus: Corpus, name: str, data_dir: Path) -> Path:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"name {name!r} cannot name a TFDS data set: use lower-case letters, digits and _")
-    key = corpus.fingerprint()
+    key = fingerprint([corpus.fingerprint(split) for split in get_args(Split)])
     folder = data_dir / name / VERSION
     with building(folder) as partial:
         if partial is not None:

@@ -7,6 +7,7 @@ characters, words).
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 from array import array
 from collections import Counter
@@ -18,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data import fingerprint
+from ctx_jax.data import TELL_SECONDS, fingerprint
 from ctx_jax.data.corpora import Corpus
 from ctx_jax.serialization import from_json, nearest, to_json
 
@@ -140,22 +141,32 @@ def named(text: str) -> TokenizerConfig:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A tokenizer that is trained already, used where it is."""
+    """A tokenizer that is trained already, used where it is. Raises FileNotFoundError or ValueError if there is no sound
+    one, or one of another size."""
 
     path: str | Path
     """Its folder."""
+    vocabulary_size: int = 0
+    """Its ids; 0 = look how many there are."""
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Raises FileNotFoundError or ValueError if there is no sound tokenizer."""
-        return load_tokenizer(Path(self.path)).vocabulary.size
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+        if not self.vocabulary_size:
+            object.__setattr__(self, "vocabulary_size", load_tokenizer(Path(self.path)).vocabulary.size)
 
     def train(self, texts: Iterable[str], folder: Path) -> Tokenizer:
         """Reads no text and writes nothing."""
-        return load_tokenizer(Path(self.path))
+        return self.load(folder)
 
     def load(self, folder: Path) -> Tokenizer:
-        return load_tokenizer(Path(self.path))
+        """The tokenizer at `path`."""
+        tokenizer = load_tokenizer(Path(self.path))
+        if tokenizer.vocabulary.size != self.vocabulary_size:
+            raise ValueError(
+                f"tokenizer {self.path} has {tokenizer.vocabulary.size} ids, not vocabulary_size {self.vocabulary_size}"
+                ": it is another one, name the one that was meant"
+            )
+        return tokenizer
 
 
 def save_config(config: Any, folder: Path) -> None:
@@ -191,17 +202,27 @@ def damaged(folder: Path, name: str, what: str) -> ValueError:
 
 def tokenizer_name(config: TokenizerConfig, corpus: Corpus) -> str:
     """The name of its folder: a key of what decides its content."""
-    return f"tokenizer-{fingerprint(config, corpus.fingerprint())[:16]}"
+    return f"tokenizer-{fingerprint(config, corpus.fingerprint('train'))[:16]}"
 
 
 def train_texts(corpus: Corpus, progress: Callable[[int, int], None] | None = None) -> Iterator[str]:
-    """The passages of the train split, of which `progress` is told."""
+    """The passages of the train split. `progress` is told the documents and the bytes of text read so far, some times a
+    second and at the end."""
     documents = read = 0
+    told = time.monotonic()
     for passage in corpus.passages("train"):
         yield passage.text
-        documents, read = documents + passage.last, read + len(passage.text)
-        if progress is not None:
+        documents, read = documents + passage.last, read + utf8_size(passage.text)
+        if progress is not None and (now := time.monotonic()) - told > TELL_SECONDS:
+            told = now
             progress(documents, read)
+    if progress is not None:
+        progress(documents, read)
+
+
+def utf8_size(text: str) -> int:
+    """Bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 class Memo(dict[str, bytes]):
@@ -223,9 +244,9 @@ class Memo(dict[str, bytes]):
             self[word] = ids
         return ids
 
-    def ids(self, words: Iterable[str]) -> np.ndarray:
-        """[n] int32: the ids of all, joined."""
-        return np.frombuffer(b"".join(map(self.__getitem__, words)), np.int32)
+    def joined(self, words: Iterable[str]) -> bytes:
+        """The ids of all, as int32."""
+        return b"".join(map(self.__getitem__, words))
 
 
 def counted(split: Callable[[str], Iterable[str]], texts: Iterable[str], memory: int = 1 << 28) -> Counter[str]:

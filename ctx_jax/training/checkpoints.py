@@ -152,6 +152,12 @@ class Checkpoints:
             return dict(self._manager.restore(step, args=ocp.args.Composite(**arguments)).items())
 
 
+def begun(run: Path) -> bool:
+    """Whether a run has a checkpoint: without one there is nothing in its folder that could be lost."""
+    with Checkpoints(run) as checkpoints:
+        return checkpoints.latest() is not None
+
+
 def find_checkpoint(path: Path) -> tuple[Path, int]:
     """The run and the step that `path` names: a run's folder (its newest step) or one of its `checkpoints/STEP`.
 

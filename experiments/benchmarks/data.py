@@ -1,8 +1,8 @@
 """How fast text becomes batches, and in how much memory.
 
-    python experiments/benchmarks/data.py --text FOLDER --megabytes 100
+    python experiments/benchmarks/data.py --text PATH --megabytes 100
 
-Repeats the State of the Union speeches, and the .txt files of FOLDER, under different names, trains a unigram
+Repeats the State of the Union speeches, and the text in PATH, under different names, trains a unigram
 SentencePiece of 16,000 pieces on one copy, and prints one JSON line for each measurement:
 
     raw encoder    SentencePiece's own ways on the same cores: lines or documents, one process with threads
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import sentencepiece
 
@@ -43,7 +44,7 @@ PIECES, LENGTH, BATCH, LINE = 16_000, 512, 64, 300
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", type=Path, help="a folder of .txt files beside the speeches")
+    parser.add_argument("--text", help="a file, a folder or a glob of text beside the speeches")
     parser.add_argument("--megabytes", type=float, default=100, help="size of the corpus")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--store", nargs=3, help=argparse.SUPPRESS)  # what the memory of is measured
@@ -56,10 +57,10 @@ def main() -> None:
         measure(Path(folder), options.text, options.megabytes * 1e6, options.rounds)
 
 
-def measure(folder: Path, text: Path | None, size: float, rounds: int) -> None:
+def measure(folder: Path, text: str | None, size: float, rounds: int) -> None:
     texts = [text for split in ("train", "validation", "test") for text in documents(Sotu().passages(split))]
     if text is not None:
-        texts += [file.read_text() for file in sorted(text.rglob("*.txt"))]
+        texts += documents(corpus(text).passages("train"))
     for name in ("files", "lines", "one"):
         (folder / name).mkdir()
     written = write_files(folder / "files", texts, size)
@@ -102,10 +103,9 @@ def measure(folder: Path, text: Path | None, size: float, rounds: int) -> None:
     read(prepare(corpus(folder / "files"), tokenizer, "train", folder / "store"), rounds)
 
 
-def corpus(folder: Path, document: str = "file") -> TextFiles:
-    """All files of the folder are for training."""
-    some = next(folder.iterdir())
-    return TextFiles(folder, validation=some, test=some, document=document)  # pyright: ignore[reportArgumentType]
+def corpus(path: str | Path, document: Literal["file", "line"] = "file") -> TextFiles:
+    """All of the text is for training."""
+    return TextFiles(path, document=document, whole=True)
 
 
 def write_files(folder: Path, texts: list[str], size: float) -> int:
@@ -132,10 +132,10 @@ def raw(tokenizer: Tokenizer, texts: list[str], copies: int) -> float:
     return copies * sum(len(text.encode()) for text in texts) / (time.perf_counter() - start) / 1e6
 
 
-def prepared(text: Path, tokenizer: Tokenizer, document: str) -> float:
+def prepared(text: Path, tokenizer: Tokenizer, document: Literal["file", "line"]) -> float:
     """MB/s from files to a store; hashing the files, which is done once and kept, does not count."""
     files = corpus(text, document)
-    files.fingerprint()
+    files.fingerprint("train")
     store = text.parent / "store"
     start = time.perf_counter()
     size = prepare(files, tokenizer, "train", store).document_bytes.sum()

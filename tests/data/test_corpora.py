@@ -25,7 +25,7 @@ def texts(corpus: Any, split: str = "train") -> list[str]:
 
 def everything(path: Path, **options) -> list[str]:
     """All documents of a path, nothing held out."""
-    return texts(TextFiles(path, validation=path, test=path, **options))
+    return texts(TextFiles(path, whole=True, **options))
 
 
 def write(path: Path, data: bytes | str) -> Path:
@@ -174,24 +174,81 @@ def test_unknown_split(tmp_path):
         texts(TextFiles(write(tmp_path / "a.txt", "a")), "dev")
 
 
+def keys(corpus: Any) -> list[str]:
+    return [corpus.fingerprint(split) for split in ("train", "validation", "test")]
+
+
 def test_fingerprint_follows_content_not_path(tmp_path):
     one, copy, other = (write(tmp_path / f"{n}.txt", t) for n, t in (("a", "text"), ("b", "text"), ("c", "texts")))
-    assert TextFiles(one).fingerprint() == TextFiles(copy).fingerprint()
+    assert keys(TextFiles(one)) == keys(TextFiles(copy))
+    assert len(set(keys(TextFiles(one)))) == 3
     prints = {
-        corpus.fingerprint()
+        corpus.fingerprint("train")
         for corpus in (
             TextFiles(one),
             TextFiles(other),
             TextFiles(one, document="line"),
             TextFiles(one, validation=other),
             TextFiles(one, test=other),
-            TextFiles(one, language="de"),
+            TextFiles(one, whole=True),
             TextFiles(one, errors="replace"),
             TextFiles(one, field="body"),
             Sotu(),
         )
     }
     assert len(prints) == 9
+
+
+def test_a_split_s_key_is_that_of_its_text_alone(tmp_path):
+    main, other, third = (write(tmp_path / f"{name}.txt", name * 100) for name in "abc")
+    before = TextFiles(main, validation=other)
+    first = keys(before)
+    write(other, "edited, and of another length")
+    second = keys(before)
+    assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
+    write(main, "also edited")
+    assert [a == b for a, b in zip(second, keys(before), strict=True)] == [False, True, False]
+    assert keys(TextFiles(main, test=third))[2] == keys(TextFiles(third, whole=True))[0]
+    assert keys(TextFiles(main, language="de")) == keys(TextFiles(main))
+
+
+def test_what_other_splits_name_is_not_trained_on(tmp_path):
+    for name in ("0", "1", "2", "deep/3"):
+        write(tmp_path / "c" / f"{name}.txt", f"document {name}")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "c" / "0.txt")
+
+    def train(**options):
+        return [text[-1] for text in texts(TextFiles(tmp_path / "c", **options))]
+
+    apart = write(tmp_path / "d.txt", "document d")
+    assert train(validation=tmp_path / "c" / "0.txt", test=apart) == ["1", "2", "3"]
+    assert train(validation=tmp_path / "link.txt", test=apart) == ["1", "2", "3"]
+    assert train(validation=tmp_path / "c" / "[01].txt", test=tmp_path / "c" / "deep") == ["2"]
+    corpus = TextFiles(tmp_path / "c", validation=tmp_path / "c" / "0.txt", test=apart)
+    assert texts(corpus, "validation") == ["document 0"]
+    assert corpus.size("train") == len("document 1" + "document 2" + "document deep/3")
+    key = corpus.fingerprint("train")
+    write(tmp_path / "c" / "0.txt", "edited")
+    assert corpus.fingerprint("train") == key
+
+
+def test_nothing_is_left_to_train_on(tmp_path):
+    file = write(tmp_path / "a.txt", "text")
+    corpus = TextFiles(tmp_path, validation=file)
+    assert texts(corpus, "validation") == ["text"]
+    with pytest.raises(ValueError, match=r"path .* names no text but that of validation and test, .*a\.txt: give"):
+        texts(corpus)
+    whole = TextFiles(file, whole=True)
+    assert [texts(whole, split) for split in ("train", "validation", "test")] == [["text"]] * 3
+    assert [whole.size(split) for split in ("train", "validation", "test")] == [4, 4, 4]
+    assert len(set(keys(whole))) == 1
+    with pytest.raises(ValueError, match=r"test .*a\.txt is other text than path, of which whole has all: leave"):
+        TextFiles(tmp_path, test=file, whole=True)
+
+
+def test_languages():
+    corpora = (Sotu(), TextFiles("a", language="de"), Sotu())
+    assert Mixture(corpora, (1.0, 2.0, 3.0)).languages == ("en", "de", "en")
 
 
 def test_sizes_are_told_without_reading(tmp_path):
@@ -226,8 +283,12 @@ class Numbers:
     def size(self, split):
         return self.count if split == "train" else 1
 
-    def fingerprint(self):
-        return f"{self.name}{self.count}"
+    def fingerprint(self, split):
+        return f"{self.name}{self.count}{split}"
+
+    @property
+    def languages(self):
+        return (self.name,)
 
 
 def test_mixture_repeats_by_weight():
@@ -305,8 +366,8 @@ def test_mixture_in_an_experiment(tmp_path):
 
 def test_fingerprint_of_a_mixture():
     a, b = Numbers("a", 3), Numbers("b", 3)
-    prints = [
-        Mixture(c, w).fingerprint() for c, w in (((a, b), (1.0, 2.0)), ((a, b), (2.0, 1.0)), ((b, a), (1.0, 2.0)))
-    ]
-    assert len(set(prints)) == 3
-    assert Mixture((a, b), (1, 2)).fingerprint() == prints[0]  # pyright: ignore[reportArgumentType]
+    mixtures = [Mixture(c, w) for c, w in (((a, b), (1.0, 2.0)), ((a, b), (2.0, 1.0)), ((b, a), (1.0, 2.0)))]
+    assert len({mixture.fingerprint("train") for mixture in mixtures}) == 3
+    assert Mixture((a, b), (1, 2)).fingerprint("train") == mixtures[0].fingerprint("train")  # pyright: ignore
+    held = [mixture.fingerprint("validation") for mixture in mixtures]
+    assert held[0] == held[1] != held[2]

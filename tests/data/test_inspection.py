@@ -22,7 +22,7 @@ def test_histogram_of_lengths():
 
 def test_describes_a_store(tmp_path, trained):
     (tmp_path / "text.txt").write_text("One is one. Two!\n\nOne\x07 is é")
-    corpus = TextFiles(tmp_path / "text.txt", tmp_path / "text.txt", tmp_path / "text.txt", document="blank_line")
+    corpus = TextFiles(tmp_path / "text.txt", document="blank_line", whole=True)
     tokenizer = trained("bytes")
     store = prepare(corpus, tokenizer, "train", tmp_path / "data")
     about = describe(store, tokenizer, samples=2, length=10, seed=0)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ import numpy as np
 import pytest
 
 from ctx_jax.data import building, fingerprint, preparation
-from ctx_jax.data.corpora import Passage
+from ctx_jax.data.corpora import Passage, TextFiles
 from ctx_jax.data.preparation import Worker, batches, encoded, prepare
-from ctx_jax.data.store import encode_passages
+from ctx_jax.data.store import encode_passages, in_context
 
 FILES = ("tokens.bin", "flags.bin", "offsets.bin", "document_bytes.bin", "store.json")
 
@@ -30,13 +29,17 @@ class Texts:
     texts: tuple[str, ...] = ("The Union is strong. Did he? Yes!", "One line\nbroken in two.", "  an 😀 [MASK]. So.")
     language: str = "en"
 
+    @property
+    def languages(self):
+        return (self.language,)
+
     def passages(self, split):
         return (Passage(text, True, True, self.language) for text in (self.texts if split == "train" else ()))
 
     def size(self, split):
         return None
 
-    def fingerprint(self):
+    def fingerprint(self, split):
         return fingerprint(self)
 
 
@@ -103,7 +106,7 @@ def test_empty_split(tmp_path, tokenizer):
 
 
 def test_the_same_store_with_any_number_of_workers(tmp_path, tokenizer, small_batches):
-    whole = encode_passages([*Many().passages("train")], tokenizer)
+    whole = encode_passages([*in_context(Many().passages("train"))], tokenizer)
     stores = [prepare(Many(), tokenizer, "train", tmp_path / str(n), workers=n) for n in (1, 2, 3)]
     assert len({tuple(content(store).items()) for store in stores}) == 1
     assert np.array_equal(stores[0].tokens, whole.tokens)
@@ -122,9 +125,9 @@ def test_workers_load_every_tokenizer(tmp_path, trained, kind, small_batches):
 
 
 def test_batches_hold_all_passages_in_order():
-    passages = [*Many().passages("train")]
+    passages = [*in_context(Many().passages("train"))]
     assert [*itertools.chain(*batches(passages))] == passages
-    assert len([*batches(Passage("a", True, True, "en") for _ in range(30_000))]) == 3
+    assert len([*batches(("a", True, True, "en", "", "") for _ in range(30_000))]) == 12
 
 
 def test_a_small_text_needs_no_worker(tmp_path, tokenizer, monkeypatch):
@@ -181,14 +184,22 @@ def failing(tmp_path, monkeypatch):
     ("how", "error", "message"),
     [
         ("value", ValueError, "^this text is not for me: give another$"),
-        ("die", ChildProcessError, "^a process that tokenizes ended with code 7: what it died of$"),
-        ("kill", ChildProcessError, "code -9: it said nothing; where memory is short, choose fewer workers$"),
-        ("fault", ChildProcessError, "ended with code 1: .*a fault$"),
+        (
+            "die",
+            ChildProcessError,
+            "^a process that tokenizes ended with code 7: what it died of .what is written is kept, .* from it.$",
+        ),
+        (
+            "kill",
+            ChildProcessError,
+            "code -9: it said nothing .what .* goes on from it; where memory is short, choose fewer workers.$",
+        ),
+        ("fault", ChildProcessError, "ended with code 1: RuntimeError: a fault .what"),
     ],
 )
 def test_errors_of_a_worker(failing, how, error, message, small_batches):
     with pytest.raises(error, match=message):
-        list(encoded(batches(Many().passages("train")), failing(how), 2))
+        list(encoded(batches(in_context(Many().passages("train"))), failing(how), 2))
     assert children() == []
 
 
@@ -236,13 +247,87 @@ def test_interrupted_preparation_goes_on(tmp_path, tokenizer, small_batches, mon
     with pytest.raises(KeyboardInterrupt):
         prepare(Many(), tokenizer, "train", tmp_path / "a", interrupt, 2)
     (partial,) = left_behind(tmp_path / "a")
-    assert 3000 < json.loads((tmp_path / "a" / partial / "progress.json").read_text())["text"] <= told[-1]
+    marked = json.loads((tmp_path / "a" / partial / "progress.json").read_text())["text"]
+    assert 3000 < marked <= told[-1]
     assert children() == []
     told.clear()
     again = prepare(Many(), tokenizer, "train", tmp_path / "a", lambda documents, size: told.append(size), 2)
-    assert told[0] > 4000
+    assert told[0] == marked
+    assert told[1] > 4000
     assert content(again) == content(prepare(Many(), tokenizer, "train", tmp_path / "b", workers=1))
     assert left_behind(tmp_path / "a") == [again.folder.name]
+
+
+@pytest.mark.parametrize("what", ["tokens", "flags", "offsets", "document_bytes"])
+def test_what_was_marked_and_is_lost_is_written_anew(tmp_path, tokenizer, small_batches, monkeypatch, what):
+    monkeypatch.setattr(preparation, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(preparation, "MARK_BYTES", 3000)
+
+    def interrupt(documents: int, size: int) -> None:
+        if size > 9000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(Many(), tokenizer, "train", tmp_path / "a", interrupt, 1)
+    (partial,) = left_behind(tmp_path / "a")
+    file = tmp_path / "a" / partial / f"{what}.bin"
+    os.truncate(file, 100)
+    again = prepare(Many(), tokenizer, "train", tmp_path / "a", workers=1)
+    assert content(again) == content(prepare(Many(), tokenizer, "train", tmp_path / "b", workers=1))
+
+
+@dataclass(frozen=True)
+class Short(Many):
+    """Memory is short when it is read for the first time."""
+
+    def passages(self, split):
+        for number, passage in enumerate(super().passages(split)):
+            if number == 60 and not READ:
+                READ.append(number)
+                raise MemoryError
+            yield passage
+
+
+READ: list[int] = []
+
+
+def test_short_of_memory_it_goes_on(tmp_path, tokenizer, small_batches, monkeypatch):
+    monkeypatch.setattr(preparation, "MARK_BYTES", 3000)
+    READ.clear()
+    with pytest.raises(OSError, match=r"memory is full \(what is written is kept, .* goes on from it\)") as error:
+        prepare(Short(), tokenizer, "train", tmp_path, workers=1)
+    assert error.value.filename.startswith(str(tmp_path / "train-"))
+    assert len(left_behind(tmp_path)) == 1
+    told = []
+    store = prepare(Short(), tokenizer, "train", tmp_path, lambda *done: told.append(done), workers=1)
+    assert told[0][1] > 3000
+    assert content(store)["tokens.bin"] == content(prepare(Many(), tokenizer, "train", tmp_path))["tokens.bin"]
+
+
+def test_after_a_worker_was_killed_it_goes_on(tmp_path, failing, tokenizer, small_batches):
+    killed = failing("kill")
+    killed.fingerprint, killed.folder, killed.vocabulary = tokenizer.fingerprint, tokenizer.folder, tokenizer.vocabulary
+    with pytest.raises(ChildProcessError, match=r"code -9: .*the same command goes on from it; where memory is short"):
+        prepare(Many(), killed, "train", tmp_path / "stores", workers=2)
+    (partial,) = left_behind(tmp_path / "stores")
+    store = prepare(Many(), tokenizer, "train", tmp_path / "stores", workers=2)
+    assert partial == f".{store.folder.name}.partial"
+    assert left_behind(tmp_path / "stores") == [store.folder.name]
+
+
+def test_a_text_that_changes_while_it_is_read(tmp_path, tokenizer):
+    file = tmp_path / "text.txt"
+    file.write_text("One text.")
+    corpus = TextFiles(file, whole=True)
+
+    def change(documents: int, size: int) -> None:
+        file.write_text("Another text.")
+
+    with pytest.raises(ValueError, match=r"^the text changed while it was read: TextFiles.*text\.txt.*; give the same"):
+        prepare(corpus, tokenizer, "train", tmp_path / "stores", change)
+    assert left_behind(tmp_path / "stores") == []
+    store = prepare(corpus, tokenizer, "train", tmp_path / "stores")
+    assert tokenizer.decode(store.tokens) == "Another text."
 
 
 SCRIPT = """
@@ -255,12 +340,13 @@ from ctx_jax.data.tokenizers import load_tokenizer
 preparation.BATCH, preparation.SMALL, preparation.TELL_SECONDS, preparation.MARK_BYTES = 20_000, 2, 0.0, 100_000
 
 class Long:
+    languages = ("en",)
     def passages(self, split):
         for number in range(600):
             yield Passage(f"Part of {number // 4}. It is ü. " * 60, number % 4 == 0, number % 4 == 3, "en")
     def size(self, split):
         return None
-    def fingerprint(self):
+    def fingerprint(self, split):
         return fingerprint("long")
 
 def tell(documents, size):
@@ -319,34 +405,67 @@ def test_full_disk(tmp_path, tokenizer, workers):
     process = start(tokenizer, tmp_path / "full", workers, limit=150_000)
     stderr = process.communicate(timeout=60)[1]
     folder = next((tmp_path / "full").glob("*.lock")).name[1:-5]
-    assert stderr.splitlines()[-1] == f"OSError: [Errno 27] File too large: '{tmp_path / 'full' / folder}'"
+    assert (
+        stderr.splitlines()[-1]
+        == f"OSError: [Errno 27] File too large (what was written is removed): '{tmp_path / 'full' / folder}'"
+    )
     assert left_behind(tmp_path / "full") == []
 
 
-def test_two_at_once_write_one_store(tmp_path, tokenizer):
-    started, go_on, read = threading.Event(), threading.Event(), []
+TWO = """
+import fcntl, sys, time
+from pathlib import Path
+from ctx_jax.data import fingerprint
+from ctx_jax.data.corpora import Passage
+from ctx_jax.data.preparation import prepare
+from ctx_jax.data.tokenizers import load_tokenizer
 
-    @dataclass(frozen=True)
-    class Slow(Texts):
-        def passages(self, split):
-            read.append(split)
-            started.set()
-            assert go_on.wait(10)
-            yield from super().passages(split)
+class Waiting:
+    languages = ("en",)
+    def passages(self, split):
+        print("reads", flush=True)
+        sys.stdin.readline()
+        yield Passage("A text.", True, True, "en")
+    def size(self, split):
+        return None
+    def fingerprint(self, split):
+        return fingerprint("waiting")
 
-    stores = []
-    threads = [
-        threading.Thread(target=lambda: stores.append(prepare(Slow(), tokenizer, "train", tmp_path))) for _ in range(2)
-    ]
-    threads[0].start()
-    assert started.wait(10)
-    threads[1].start()
-    go_on.set()
-    for thread in threads:
-        thread.join(10)
-    assert read == ["train"]
-    assert stores[0].folder == stores[1].folder
-    assert np.array_equal(stores[0].tokens, stores[1].tokens)
+def lock(*arguments, flock=fcntl.flock):
+    print("locks", flush=True)
+    flock(*arguments)
+
+fcntl.flock = lock
+store = prepare(Waiting(), load_tokenizer(Path(sys.argv[1])), "train", Path(sys.argv[2]))
+print(store.folder.name, len(store.tokens), flush=True)
+"""
+
+
+def test_two_processes_write_one_store(tmp_path, tokenizer):
+    """The second comes to the lock while the first reads, and finds the store when it gets it."""
+
+    def started() -> subprocess.Popen[str]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+        arguments = [sys.executable, "-c", TWO, str(tokenizer.folder), str(tmp_path)]
+        return subprocess.Popen(arguments, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    with started() as first:
+        assert first.stdout is not None
+        assert [first.stdout.readline() for _ in range(2)] == ["locks\n", "reads\n"]
+        with started() as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "locks\n"
+            ends = [process.communicate("\n", timeout=30)[0] for process in (first, second)]
+    assert ends[0] == ends[1]
+    assert left_behind(tmp_path) == ends[0].split()[:1]
+
+
+def test_what_is_there_already_is_not_written_to(tmp_path):
+    """Its disk may be read-only: there is not even a lock."""
+    (tmp_path / "store").mkdir()
+    with building(tmp_path / "store") as folder:
+        assert folder is None
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 @pytest.mark.parametrize("resume", [False, True])

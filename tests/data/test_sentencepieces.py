@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 
 from ctx_jax.data.corpora import Sotu, documents
-from ctx_jax.data.sentencepieces import SentencePiece, sample, short_lines, split_words
+from ctx_jax.data.sentencepieces import SentencePiece, sample, short_lines
 from ctx_jax.data.tokenizers import load_tokenizer
 
 
@@ -66,12 +66,16 @@ def test_places_of_pieces(tokenizer):
     assert piece(int(tokenizer.encode("of", continued=True).ids[0])) in ("of", "o")
 
 
-def test_split_words():
-    assert split_words("") == []
-    assert split_words("a  b \nc\n\n\n d\n") == ["a", "", "b", "", "\n", "c", "\n\n\n", "", "d", "\n"]
-    assert split_words("\n\na\n  \nb") == ["\n\n", "a", "\n", "", "", "", "\n", "b"]
-    assert split_words("\n") == ["\n"]
-    assert split_words(" ") == ["", ""]
+def test_lines_and_runs_of_spaces(tokenizer):
+    """A word has the ids that it has alone; a line end is one id, and nothing stands between two of them."""
+
+    def word(text: str) -> list[int]:
+        return tokenizer.encode(text).ids.tolist()
+
+    line_end, empty = word("\n"), word("  ")[:1]
+    assert word("\n\na\n\n\nb\n") == [*line_end * 2, *word("a"), *line_end * 3, *word("b"), *line_end]
+    assert word("a  b \nc") == [*word("a"), *empty, *word("b"), *empty, *line_end, *word("c")]
+    assert word("a\n \nb") == [*word("a"), *line_end, *empty * 2, *line_end, *word("b")]
 
 
 def test_training_is_kept(tmp_path, tokenizer):

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctx_jax.contract import Vocabulary
+from ctx_jax.data import passages, sentences
 from ctx_jax.data.corpora import Passage, TextFiles
 from ctx_jax.data.preparation import prepare
 from ctx_jax.data.sentences import sentence_characters
-from ctx_jax.data.store import SENTENCE, WORD, check_tokenizer, encode_passages, open_store
+from ctx_jax.data.store import SENTENCE, WORD, check_tokenizer, encode_passages, in_context, open_store
 from ctx_jax.data.tokenizers import Encoding
 
 TEXTS = (
@@ -51,7 +52,11 @@ class Characters:
 
 
 def encode(passages, tokenizer=None):
-    return encode_passages(passages, tokenizer or Characters())  # pyright: ignore[reportArgumentType]
+    return encode_parts([*in_context(passages)], tokenizer or Characters())
+
+
+def encode_parts(parts, tokenizer):
+    return encode_passages(parts, tokenizer)
 
 
 def document(*texts, language="en"):
@@ -70,12 +75,12 @@ def test_what_is_stored_of_a_document():
 
 
 def test_passages_of_a_document_are_the_document():
-    """Cut before white space; a cut within a line starts no sentence, one at a line end does."""
+    """Wherever it is cut."""
     whole = encode(document("One two. Three\nfour.\nFive ü six."))
     parts = encode(document("One", " two. Three\nfour.", "\nFive", " ü six."))
     assert np.array_equal(parts.tokens, whole.tokens)
-    assert np.flatnonzero(parts.flags & SENTENCE).tolist() == [1, 10, 22]
-    assert np.array_equal(parts.flags & WORD, whole.flags & WORD)
+    assert np.flatnonzero(whole.flags & SENTENCE).tolist() == [1, 10, 22]
+    assert np.array_equal(parts.flags, whole.flags)
     assert parts.lengths.tolist() == [4, 17, 5, 8]
     assert parts.sizes.tolist() == [3, 17, 5, 8]
     assert parts.last.tolist() == [False, False, False, True]
@@ -119,10 +124,83 @@ DOCUMENTS = st.lists(
 @given(DOCUMENTS, st.booleans(), st.booleans())
 def test_a_batch_of_passages_is_each_of_them(documents, one_boundary, leave_out):
     tokenizer = Characters("ü" if leave_out else "", end=2 if one_boundary else 3)
-    passages = [passage for texts, language in documents for passage in document(*texts, language=language)]
-    together, alone = encode(passages, tokenizer), [encode([passage], tokenizer) for passage in passages]
+    contexts = [*in_context(part for texts, language in documents for part in document(*texts, language=language))]
+    together, *alone = (encode_parts(part, tokenizer) for part in (contexts, *([one] for one in contexts)))
     for name, value in together._asdict().items():
         assert np.array_equal(value, np.concatenate([getattr(encoded, name) for encoded in alone])), name
+
+
+WORDS = st.sampled_from(
+    [
+        "One.",
+        "two",
+        "Mr.",
+        '"Yes.',
+        'No."',
+        "(It",
+        "is.)",
+        "“Go.",
+        "on.”",
+        "J.",
+        "F.",
+        "said!",
+        "?!",
+        "a\u2028B.",
+        "etc.",
+        "3.",
+    ]
+)
+PARAGRAPH = st.lists(st.tuples(WORDS, st.sampled_from([" ", " ", " ", "\n", "  ", "\n ", ""])), min_size=9, max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PARAGRAPH.map(lambda parts: "".join(map("".join, parts))), min_size=1, max_size=4))
+def test_flags_do_not_depend_on_where_a_document_is_cut(paragraphs):
+    """Paragraphs of up to ten windows, each of which is in reach of any cut."""
+    text = "\n\n".join(paragraphs).strip("\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"WINDOW": 30, "BEFORE": 300, "AFTER": 60}.items():
+            patch.setattr(sentences, name, value)
+        whole = encode(document(text))
+        patch.setattr(passages, "PASSAGE", 120)
+        parts = [*passages.cut([text], "en")]
+        assert len(parts) > len(text) // 120 - 1
+        assert np.array_equal(encode(parts).flags, whole.flags)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (["One.", " Two."], [1, 6]),
+        (["One\n two", "\nthree. Four."], [1, 17]),
+        (["One. x\n", "\nTwo"], [1, 6, 9]),
+        (["A. “One. Two.", " Three.” he said. End."], [1, 32]),
+        (["A (b. C.", " D. e) F. G"], [1]),
+        (["It was Mr.", " Smith."], [1]),
+        (["It was Sm", "ith. A"], [1, 15]),
+    ],
+)
+def test_flags_at_a_cut(parts, expected):
+    for document_parts in (parts, ["".join(parts)]):
+        flags = encode(document(*document_parts)).flags
+        assert np.flatnonzero(flags & SENTENCE).tolist() == expected
+        assert np.count_nonzero(flags & WORD) == len("".join(parts).split())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_flags_of_long_paragraphs_do_not_depend_on_where_they_are_cut(seed):
+    """However long: a few windows before the cut find the same sentences again."""
+    chance = np.random.default_rng(seed)
+    words = np.array(
+        ["Mr. Smith", "ran", "home.", "He", "said", '"Stop."', "(twice)", "U.S.", "etc.", "Why?", "well, it's"]
+    )
+    text = " ".join(chance.choice(words, 30_000))
+    whole = encode(document(text))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passages, "PASSAGE", 10_000)
+        parts = [*passages.cut([text], "en")]
+    assert len(parts) > 12
+    assert np.array_equal(encode(parts).flags, whole.flags)
 
 
 @settings(max_examples=200, deadline=None)
@@ -145,7 +223,7 @@ def test_boundary_of_one_id():
 def speech(folder, tokenizer):
     """The store of a text."""
     (folder / "text.txt").write_text(TEXTS[0])
-    return prepare(TextFiles(folder / "text.txt", test=folder / "text.txt"), tokenizer, "test", folder)
+    return prepare(TextFiles(folder / "text.txt", whole=True), tokenizer, "test", folder)
 
 
 def test_unusable_stores(tmp_path, tokenizer):
@@ -170,7 +248,6 @@ def test_a_store_knows_its_tokenizer(tmp_path, tokenizer):
     store = speech(tmp_path, tokenizer)
     check_tokenizer(store, tokenizer)
     assert (tmp_path / store.tokenizer_folder).resolve() == tokenizer.folder
-    assert store.corpus_class == "TextFiles"
     other = replace(store, tokenizer="0123")
     with pytest.raises(ValueError, match=rf"0123 \(folder .*pieces\), not {tokenizer.fingerprint} .*: use that"):
         check_tokenizer(other, tokenizer)

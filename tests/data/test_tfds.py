@@ -24,6 +24,8 @@ SPLITS = ("train", "validation", "test")
 class Given:
     """A corpus of these documents."""
 
+    languages = ("en",)
+
     def __init__(self, train: list[str], validation: list[str] | None = None, key: str = "given") -> None:
         self.texts = {"train": train, "validation": validation or [], "test": []}
         self.key = key
@@ -34,7 +36,7 @@ class Given:
     def size(self, split):
         return None
 
-    def fingerprint(self):
+    def fingerprint(self, split):
         return self.key
 
 
@@ -69,8 +71,8 @@ def test_hard_text_in_many_files_keeps_its_order(tmp_path):
     with mock.patch.object(module, "SHARD", 20):
         path = write_tfds(Given(hard), "hard", tmp_path)
     assert len(list(path.glob("hard-train.array_record-*"))) > 3
-    assert texts(Tfds("hard", tmp_path, validation="train", test="train")) == hard
-    assert len(list(Tfds("hard", tmp_path, validation="train", test="train").passages("train"))) == len(hard) + 1
+    assert texts(Tfds("hard", tmp_path, whole=True)) == hard
+    assert len(list(Tfds("hard", tmp_path, whole=True).passages("train"))) == len(hard) + 1
 
 
 def test_its_own_splits_else_held_out_from_train(folder):
@@ -78,6 +80,11 @@ def test_its_own_splits_else_held_out_from_train(folder):
     assert (validation, test) == (["held out"], ["document 19"])
     assert train == [f"document {i}" for i in range(25) if i != 19]
     assert texts(Tfds("small", folder, validation="train[:2]"), "validation") == ["document 0", "document 1"]
+    whole = Tfds("small", folder, whole=True)
+    assert [texts(whole, split) for split in SPLITS] == [[f"document {i}" for i in range(25)]] * 3
+    assert len({whole.fingerprint(split) for split in ("train", "validation", "test")}) == 1
+    with pytest.raises(ValueError, match=r"train\[:2\] is other text than train, of which whole has all: leave out"):
+        Tfds("small", folder, validation="train[:2]", whole=True)
 
 
 def test_parts_of_splits(folder):
@@ -90,28 +97,39 @@ def test_parts_of_splits(folder):
     assert next(corpus.passages("train")).language == "de"
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_other_splits_name_is_not_trained_on(folder, split):
+    corpus = Tfds("small", folder, train="train[2:]", validation="train[:3]")
+    with pytest.raises(ValueError, match=r"validation 'train\[:3\]' of .* small has records of train 'train\[2:\]'"):
+        texts(corpus, split)
+    with pytest.raises(ValueError, match=r"choose parts that are apart, such as train\[:90%\] and train\[90%:\], or"):
+        corpus.fingerprint(split)
+
+
 def test_line_ends_and_empty_records(tmp_path):
     write_tfds(Given(["\na\r\nb\rc\n", "\n", " ", "d"]), "ends", tmp_path)
-    assert texts(Tfds("ends", tmp_path, validation="train", test="train")) == ["a\nb\nc", "d"]
+    assert texts(Tfds("ends", tmp_path, whole=True)) == ["a\nb\nc", "d"]
 
 
 def test_fingerprint_follows_content(folder, tmp_path):
     shutil.copytree(folder / "small", tmp_path / "small")
     small = Tfds("small", folder)
-    assert Tfds("small", tmp_path).fingerprint() == small.fingerprint()
-    prints = {
-        corpus.fingerprint()
-        for corpus in (
-            small,
-            Tfds("small", folder, validation="train[:1]"),
-            Tfds("small", folder, train="train[:90%]"),
-            Tfds("small", folder, language="de"),
-            Tfds("sotu", folder),
-        )
-    }
+    assert all(Tfds("small", tmp_path).fingerprint(split) == small.fingerprint(split) for split in SPLITS)
+    corpora = (
+        small,
+        Tfds("small", folder, validation="train[:1]", train="train[1:]"),
+        Tfds("small", folder, train="train[:90%]"),
+        Tfds("small", folder, whole=True),
+        Tfds("sotu", folder),
+    )
     shutil.rmtree(tmp_path / "small")
-    write_tfds(Given([f"document {i + 1}" for i in range(25)], ["held out"]), "small", tmp_path)
-    assert len(prints | {Tfds("small", tmp_path).fingerprint()}) == 6
+    other = Given([f"document {i + 1}" for i in range(25)], ["held out"], key="other")
+    write_tfds(other, "small", tmp_path)
+    assert len({corpus.fingerprint("train") for corpus in (*corpora, Tfds("small", tmp_path))}) == 6
+    assert Tfds("small", folder, language="de").fingerprint("train") == small.fingerprint("train")
+    parts = [Tfds("small", folder, validation=part, train="train[5:]") for part in ("train[:1]", "train[:2]")]
+    keys = [[part.fingerprint(split) for split in SPLITS] for part in parts]
+    assert [a == b for a, b in zip(*keys, strict=True)] == [True, False, True]
 
 
 def test_written_once_and_never_over_another(tmp_path):
@@ -119,7 +137,7 @@ def test_written_once_and_never_over_another(tmp_path):
     assert write_tfds(Given(["not read"]), "one", tmp_path) == path
     with pytest.raises(FileExistsError, match=r"one/1\.0\.0 holds a data set of another text: choose another name"):
         write_tfds(Given(["b"], key="other"), "one", tmp_path)
-    assert texts(Tfds("one", tmp_path, validation="train", test="train")) == ["a"]
+    assert texts(Tfds("one", tmp_path, whole=True)) == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -220,9 +238,7 @@ def test_a_feature_that_is_no_text(tmp_path):
         ValueError, match=r"record 1 of train of numbers is not UTF-8 at its byte 1: make the data set anew"
     ):
         texts(Tfds("numbers", tmp_path, feature="words"))
-    assert (
-        next(Tfds("numbers", tmp_path, feature="words", validation="train", test="train").passages("train")).text == "a"
-    )
+    assert next(Tfds("numbers", tmp_path, feature="words", whole=True).passages("train")).text == "a"
 
 
 def test_a_set_in_another_format(folder, tmp_path):
@@ -264,7 +280,8 @@ def test_nothing_is_printed_and_neither_jax_nor_tensorflow_imported(folder):
         "import sys; from ctx_jax.data.tfds import Tfds, write_tfds; from pathlib import Path\n"
         "assert 'tensorflow_datasets' not in sys.modules\n"
         f"corpus = Tfds('small', {str(folder)!r})\n"
-        f"list(corpus.passages('test')); corpus.fingerprint(); write_tfds(corpus, 'copy', Path({str(folder)!r}))\n"
+        "list(corpus.passages('test')); corpus.fingerprint('test')\n"
+        f"write_tfds(corpus, 'copy', Path({str(folder)!r}))\n"
         "assert not {'jax', 'tensorflow'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctx_jax.data.corpora import Passage
 from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
 from ctx_jax.data.symbols import Bytes, Characters, Words
@@ -26,6 +27,7 @@ from ctx_jax.data.tokenizers import (
     load_tokenizer,
     named,
     save_config,
+    train_texts,
     unicode_normalized,
     word_characters,
 )
@@ -191,6 +193,28 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk(trained, tmp_path, name):
+    """One line that names the folder, and nothing half-written. The limit is on the size of a file."""
+    program = """
+import itertools, json, resource, sys
+from pathlib import Path
+from ctx_jax.data.corpora import Sotu, documents
+from ctx_jax.data.tokenizers import load_tokenizer
+from ctx_jax.serialization import from_json
+speeches = list(itertools.islice(documents(Sotu().passages("train")), 5))
+config = from_json(json.loads((Path(sys.argv[1]) / "config.json").read_text()))
+resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))
+config.train(iter(speeches), Path(sys.argv[2]))
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", program, str(trained(name).folder), str(tmp_path / "new")]
+    said = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False).stderr
+    reason = "[Errno 27] File too large (what was written is removed)"
+    assert said.splitlines()[-1] == f"OSError: {reason}: '{tmp_path / 'new'}'"
+    assert [path.name for path in tmp_path.iterdir()] == [".new.lock"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_missing_and_damaged_folders(trained, tmp_path, name):
     source = trained(name).folder
     for file in sorted(source.iterdir()):
@@ -216,7 +240,7 @@ def test_a_foreign_config(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "vocab_size": 30522}')
     with pytest.raises(ValueError, match=r"config.json cannot be read .*; delete the folder"):
         load_tokenizer(tmp_path)
-    save_config(Pretrained("elsewhere"), tmp_path)
+    save_config(Pretrained("elsewhere", vocabulary_size=9), tmp_path)
     with pytest.raises(ValueError, match="it does not describe a tokenizer"):
         load_tokenizer(tmp_path)
 
@@ -247,6 +271,22 @@ def test_named(trained, tmp_path):
         named(str(tmp_path))
 
 
+def test_progress_of_reading(monkeypatch):
+    class Speeches:
+        def passages(self, split):
+            return (Passage("né. " * 10, part == 0, part == 1, "en") for _ in range(50) for part in range(2))
+
+    told = []
+    texts = list(train_texts(Speeches(), lambda *done: told.append(done)))  # pyright: ignore[reportArgumentType]
+    assert len(texts) == 100
+    assert told == [(50, 5000)]
+    monkeypatch.setattr("ctx_jax.data.tokenizers.TELL_SECONDS", 0.0)
+    told.clear()
+    list(train_texts(Speeches(), lambda *done: told.append(done)))  # pyright: ignore[reportArgumentType]
+    assert len(told) > 50
+    assert told == sorted(told)
+
+
 def test_word_characters():
     for text in ["", " ", "a", " a", "ab  c\n", "日 本", "a\u3000b\x1cc\x85d", "\U0001f600 x"]:
         expected = [not c.isspace() and (i == 0 or text[i - 1].isspace()) for i, c in enumerate(text)]
@@ -268,11 +308,15 @@ def test_memo_is_bounded_and_right():
 
     memo = Memo(encode)
     memo.words = 2
-    assert memo.ids(["a", "bb", "a", "x" * 41, "x" * 41]).tolist() == [1, 1, 2, 2, 1, 1, 41, 41, 41, 41]
+
+    def ids(words: list[str]) -> list[int]:
+        return np.frombuffer(memo.joined(words), np.int32).tolist()
+
+    assert ids(["a", "bb", "a", "x" * 41, "x" * 41]) == [1, 1, 2, 2, 1, 1, 41, 41, 41, 41]
     assert asked == ["a", "bb", "x" * 41, "x" * 41]
-    assert memo.ids(["ccc", "a"]).tolist() == [3, 3, 1, 1]
+    assert ids(["ccc", "a"]) == [3, 3, 1, 1]
     assert len(memo) == 2
-    assert memo.ids([]).tolist() == []
+    assert ids([]) == []
 
 
 def test_counting_forgets_the_rarest_words():
