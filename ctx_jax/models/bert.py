@@ -36,6 +36,7 @@ from ctx_jax.models import all_layers, check_length, validate
 from ctx_jax.parallel.sharding import constrain
 
 INIT = nn.initializers.truncated_normal(0.02)
+POOLER_ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,9 @@ class BertConfig:
     epsilon: float = 1e-12
     """Added to LayerNorm's variance (RoBERTa 1e-5)."""
     pooler: bool = True
-    """Whether the first token goes through a dense layer and tanh, for `classify`."""
+    """Whether the first token goes through a dense layer and an activation, for `classify`."""
+    pooler_activation: Literal["tanh", "relu"] = "tanh"
+    """tanh, or relu (DistilBERT's classifiers)."""
     classes: int | None = 2
     """Classes of the head on the pooled vector (2 = next sentence or sentence order); None = no such head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -81,6 +84,8 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.pooler_activation not in POOLER_ACTIVATIONS:
+            raise ValueError(f"pooler_activation {self.pooler_activation!r} is not known: choose tanh or relu")
         if self.classes is not None and not self.pooler:
             raise ValueError(f"classes {self.classes} need the pooled vector: choose pooler True or classes None")
 
@@ -171,7 +176,7 @@ class Bert(nn.Module):
         x = dropout(in_dtype(self.embedding_norm(x), c.dtype), c.dropout, embedding_key)
         embedding = constrain(x, ("batch", "length", "activation"))
         x, outputs = self.stack(embedding, None, Shared(batch["documents"], collect), stack_key)
-        pooled = jnp.tanh(self.pooler(x[:, 0])) if c.pooler else None
+        pooled = POOLER_ACTIVATIONS[c.pooler_activation](self.pooler(x[:, 0])) if c.pooler else None
         return ModelOutput(x, pooled=pooled, layers=all_layers(embedding, outputs), attention=outputs.get("attention"))
 
     def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:

@@ -240,6 +240,16 @@ def test_distilbert_has_neither_segments_nor_pooler():
     assert variables["params"].keys() == {"tokens", "positions", "embedding_norm", "stack", "head"}
 
 
+def test_the_pooler_may_have_a_relu():
+    variables = variables_of()
+    tanh, relu = (replace(QUIET, pooler_activation=name).build().apply(variables, BATCH) for name in ("tanh", "relu"))
+    pooler = variables["params"]["pooler"]
+    raw = relu.hidden[:, 0] @ pooler["kernel"] + pooler["bias"]
+    assert (raw < 0).any() and (raw > 0).any()
+    np.testing.assert_allclose(relu.pooled, np.maximum(raw, 0), atol=1e-6)
+    np.testing.assert_allclose(tanh.pooled, np.tanh(raw), atol=1e-6)
+
+
 def test_absent_segments_are_all_the_first():
     variables, model = variables_of(), TINY.build()
     zeros = {**BATCH, "segments": jnp.zeros_like(BATCH["tokens"])}
@@ -263,6 +273,7 @@ def test_a_sequence_longer_than_the_positions_is_named():
         ({"segments": -1}, "segments -1 is negative: choose 0 or more"),
         ({"dropout": 1.0}, "dropout 1.0 is not a rate: choose at least 0 and less than 1"),
         ({"activation": "swish"}, "activation 'swish' is not known: choose one of gelu, gelu_tanh, relu"),
+        ({"pooler_activation": "gelu"}, "pooler_activation 'gelu' is not known: choose tanh or relu"),
         ({"dtype": "float16"}, "dtype 'float16' is not known: choose one of float32, bfloat16"),
         ({"pooler": False}, "classes 2 need the pooled vector: choose pooler True or classes None"),
     ],

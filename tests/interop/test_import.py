@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from ctx_jax.interop import import_folder
+from ctx_jax.interop.tensors import read_tensors
+from tests.golden.compare import HERE
+
+Changed = Callable[..., Path]
+LM, CLASSES = "distilbert_lm", "bert_classification"
+
+
+def message(folder: Path, **options: Any) -> str:
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        import_folder(folder, **options)
+    assert "\n" not in str(error.value) and str(folder) in str(error.value)
+    return str(error.value)
+
+
+def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
+    def change(held: dict[str, Any]) -> None:
+        for name in list(held):
+            held[name.replace(old, new)] = held.pop(name)
+
+    return change
+
+
+def same(left: Any, right: Any) -> None:
+    left, right = flatten_dict(left), flatten_dict(right)
+    assert left.keys() == right.keys()
+    for path, value in left.items():
+        np.testing.assert_array_equal(value, right[path])
+
+
+def test_every_missing_and_every_unused_tensor_is_named(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        del held["vocab_transform.bias"], held["distilbert.transformer.layer.1.ffn.lin2.weight"]
+        held["qa_outputs.weight"] = held["qa_outputs.bias"] = np.zeros(2, np.float32)
+
+    told = message(changed(LM, tensors=change))
+    assert "missing distilbert.transformer.layer.1.ffn.lin2.weight, vocab_transform.bias; " in told
+    assert "unused qa_outputs.bias, qa_outputs.weight; what this model has no place for" in told
+
+
+def test_what_has_no_place_is_left_out_by_name_only(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        held["qa_outputs.weight"] = held["qa_outputs.bias"] = held["qa_outputs2"] = np.zeros(2, np.float32)
+
+    folder = changed(LM, tensors=change)
+    assert "unused qa_outputs2;" in message(folder, leave_out=["qa_outputs"])
+    imported = import_folder(folder, leave_out=["qa_outputs", "qa_outputs2"])
+    assert set(imported.left_out) == {"qa_outputs.weight", "qa_outputs.bias", "qa_outputs2"}
+    same(imported.params, import_folder(HERE / LM).params)
+    assert "leave_out 'qa_output' names no tensor" in message(folder, leave_out=["qa_output"])
+
+
+def test_shapes_that_differ_are_both_named(changed: Changed):
+    folder = changed(LM, config={"hidden_dim": 38})
+    assert (
+        "distilbert.transformer.layer.0.ffn.lin1.weight has shape (36, 20) but config.json makes it (38, 20)"
+        in message(folder)
+    )
+    told = message(changed(CLASSES, config={"id2label": {"0": "a", "1": "b"}}))
+    assert "classifier.weight has shape (3, 32) but config.json makes it (2, 32)" in told
+
+
+def test_more_layers_than_config_json_has_are_unused(changed: Changed):
+    assert "unused distilbert.transformer.layer.2." in message(changed(LM, config={"n_layers": 2}))
+    folder = changed(CLASSES, config={"num_hidden_layers": 4})
+    assert "missing bert.encoder.layer.3.attention.self.query.weight" in message(folder)
+
+
+def test_tied_tensors_may_be_there_under_either_name_or_both_but_equal(changed: Changed):
+    original = import_folder(HERE / LM)
+    table, decoder = "distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight"
+    folder = changed(LM)
+
+    def with_tensors(change: Callable[[dict[str, Any]], Any]) -> Path:
+        shutil.rmtree(folder)
+        return changed(LM, tensors=change)
+
+    same(import_folder(with_tensors(lambda held: held.update({decoder: held[table].copy()}))).params, original.params)
+    same(import_folder(with_tensors(lambda held: held.update({decoder: held.pop(table)}))).params, original.params)
+    told = message(with_tensors(lambda held: held.update({decoder: held[table] + 1})))
+    assert f"{decoder} differs from {table}, and this model has one tensor for both" in told
+
+
+def test_a_body_without_prefix_and_buffers_and_old_names_are_read(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        rename("LayerNorm.weight", "LayerNorm.gamma")(held)
+        rename("LayerNorm.bias", "LayerNorm.beta")(held)
+        held["bert.embeddings.position_ids"] = np.arange(19)[None]
+
+    same(import_folder(changed(CLASSES, tensors=change)).params, import_folder(HERE / CLASSES).params)
+    folder = changed(LM, tensors=rename("distilbert.", ""))
+    same(import_folder(folder).params, import_folder(HERE / LM).params)
+    gpt = changed(
+        "gpt_lm",
+        tensors=lambda held: held.update({"transformer.h.0.attn.bias": np.ones((1, 1, 15, 15), np.float32)}),
+    )
+    same(import_folder(gpt).params, import_folder(HERE / "gpt_lm").params)
+
+
+def test_heads_are_those_of_the_tensors_and_absent_ones_are_named(changed: Changed):
+    def only_body(held: dict[str, Any]) -> None:
+        for name in [name for name in held if not name.startswith("bert.")]:
+            del held[name]
+
+    imported = import_folder(changed(CLASSES, tensors=only_body))
+    assert imported.kind == "BertModel" and imported.config.pooler and imported.config.classes is None
+    assert set(imported.absent) == {
+        "head/bias",
+        "head/dense/bias",
+        "head/dense/kernel",
+        "head/norm/bias",
+        "head/norm/scale",
+    }
+    assert import_folder(HERE / "bert_pretraining").absent == ()
+    assert import_folder(HERE / "xlnet_causal_classification").absent == ("head_bias",)
+
+
+def test_a_classifier_of_every_token_is_no_classifier_of_ours(changed: Changed):
+    def without_pooler(held: dict[str, Any]) -> None:
+        del held["bert.pooler.dense.weight"], held["bert.pooler.dense.bias"]
+
+    folder = changed(CLASSES, tensors=without_pooler)
+    assert "unused classifier.bias, classifier.weight" in message(folder)
+    imported = import_folder(folder, leave_out=["classifier"])
+    assert imported.config.pooler is False and imported.left_out == ("classifier.bias", "classifier.weight")
+
+
+def test_tables_are_padded_with_zeros():
+    imported = import_folder(HERE / LM)
+    table = imported.params["tokens"]["embedding"]
+    assert table.shape == (128, 20) and table.dtype == np.float32
+    assert np.abs(table[:53]).min() > 0 and not table[53:].any()
+    assert imported.params["head"]["bias"].shape == (128,)
+
+
+def test_quantised_tensors_are_refused(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        held["vocab_transform.weight"] = held["vocab_transform.weight"].astype(np.int8)
+
+    assert "vocab_transform.weight is of type int8: quantised weights cannot be read" in message(
+        changed(LM, tensors=change)
+    )
+
+
+def test_the_original_transformer_xl_has_its_tails_in_reverse():
+    imported = import_folder(HERE / "transformer_xl_original")
+    other = import_folder(HERE / "transformer_xl_divided")
+    assert imported.kind == "MemTransformerLM" and other.kind == "TransfoXLLMHeadModel"
+    for one, name, step in ((imported, "transformer_xl_original", -1), (other, "transformer_xl_divided", 1)):
+        theirs = read_tensors(HERE / name)["crit.cluster_weight"].read()
+        np.testing.assert_array_equal(one.params["vocabulary"]["tails"]["embedding"], theirs[::step])
+
+
+FIELDS = [
+    (
+        CLASSES,
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type 'relative_key' cannot be honoured: this model has \"absolute\"",
+    ),
+    (
+        CLASSES,
+        {"hidden_act": "silu"},
+        "hidden_act 'silu' cannot be honoured: this model has gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, relu",
+    ),
+    (CLASSES, {"is_decoder": True}, "is_decoder True cannot be honoured: this model has false"),
+    (CLASSES, {"hidden_size": "32"}, "hidden_size '32' cannot be honoured: this model needs a whole number there"),
+    (CLASSES, {"num_attention_heads": 5}, "heads 5 does not divide width 32"),
+    (CLASSES, {"rope_theta": 10000.0}, "rope_theta 10000.0 is not known, and it may change what the model computes"),
+    (
+        CLASSES,
+        {"model_type": "t5"},
+        "model_type 't5' cannot be honoured: this model is one of bert, roberta, distilbert",
+    ),
+    (CLASSES, {"model_type": ...}, "lacks 'model_type'"),
+    (LM, {"tie_word_embeddings": False}, "tie_word_embeddings False cannot be honoured: this model has true"),
+    (LM, {"sinusoidal_pos_embds": True}, "sinusoidal_pos_embds True cannot be honoured"),
+    (
+        "roberta_lm",
+        {"hidden_act": "relu"},
+        "hidden_act 'relu' cannot be honoured: this model has the LM head's activation everywhere",
+    ),
+    (
+        "gpt_lm",
+        {"embd_pdrop": 0.2},
+        "embd_pdrop 0.2 cannot be honoured: this model has one such rate or size, and resid_pdrop is 0.1",
+    ),
+    ("gpt_lm", {"afn": "silu"}, "afn 'silu' cannot be honoured: this model has gelu, relu"),
+    ("gpt2_lm", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True cannot be honoured"),
+    ("gpt2_lm", {"scale_attn_weights": False}, "scale_attn_weights False cannot be honoured"),
+    ("gpt2_lm", {"add_cross_attention": True}, "add_cross_attention True cannot be honoured"),
+    ("gpt2_lm", {"resid_pdrop": 1.5, "embd_pdrop": 1.5}, "dropout 1.5 is not a rate"),
+    ("xlnet_lm", {"attn_type": "other"}, "attn_type 'other' cannot be honoured: this model has bi, uni"),
+    ("xlnet_lm", {"untie_r": False}, "untie_r False cannot be honoured"),
+    ("xlnet_lm", {"same_length": True}, "same_length True cannot be honoured"),
+    ("xlnet_lm", {"n_head": 0}, "n_head 0 cannot be honoured: this model needs 1 or more there"),
+    ("xlnet_lm", {"d_head": 9}, "d_head 9 cannot be honoured"),
+    ("xlnet_causal_classification", {"summary_type": "mean"}, "summary_type 'mean' cannot be honoured"),
+    ("transformer_xl_divided", {"attn_type": 2}, "attn_type 2 cannot be honoured"),
+    ("transformer_xl_divided", {"sample_softmax": 10}, "sample_softmax 10 cannot be honoured"),
+    ("transformer_xl_divided", {"d_head": 9}, "d_head 9 cannot be honoured: this model has d_model / n_head, 8"),
+    ("transformer_xl_divided", {"tie_projs": [True, True, True]}, "tie_projs [True, True, True] cannot be honoured"),
+    ("transformer_xl_divided", {"cutoffs": [14, 6]}, "cutoffs (14, 6) do not ascend"),
+    ("transformer_xl_divided", {"cutoffs": "6"}, "cutoffs '6' cannot be honoured"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "told"), FIELDS)
+def test_a_field_that_cannot_be_honoured_is_named(name: str, fields: dict[str, Any], told: str, changed: Changed):
+    assert told in message(changed(name, config=fields))
+
+
+def test_fields_that_change_nothing_are_passed_over(changed: Changed):
+    more = {"rope_scaling": None, "pruned_heads": {}, "gradient_checkpointing": True, "classifier_dropout": 0.3}
+    more |= {"task_specific_params": {"a": 1}, "directionality": "bidi", "pooler_fc_size": 768}
+    assert import_folder(changed(CLASSES, config=more)).config == import_folder(HERE / CLASSES).config
+
+
+def test_a_folder_without_config_json_says_what_to_write(tmp_path: Path):
+    assert "config.json is missing: it must name the model_type" in message(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "is not JSON" in message(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps([1]))
+    assert "is not a JSON object" in message(tmp_path)
