@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -103,7 +104,8 @@ class TextFiles:
     """
 
     path: str | Path
-    """A file, a folder (every .txt, .jsonl, .gz and .zst in it, at any depth) or a glob."""
+    """A file, a folder (every .txt, .jsonl, .ndjson, .gz and .zst in it, at any depth, but nothing hidden, and no
+    tokenizer, store or run of ours) or a glob."""
     validation: str | Path | None = None
     """The same for validation; None: held out from `path`."""
     test: str | Path | None = None
@@ -120,6 +122,7 @@ class TextFiles:
     """ISO 639-1 code: which rules end a sentence."""
 
     def __post_init__(self) -> None:
+        check_language(self.language)
         for name in ("path", "validation", "test"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, location(path))
@@ -225,6 +228,8 @@ class Mixture:
         for corpus in self.corpora:
             if not hasattr(corpus, "passages"):
                 raise ValueError(f"corpora hold {corpus!r}, which has no passages: use those of data/corpora.py")
+        if any(isinstance(weight, bool) for weight in self.weights):
+            raise ValueError(f"weights {self.weights} hold True or False: each must be a number above 0")
         if len(self.corpora) != len(self.weights):
             raise ValueError(
                 f"weights {self.weights} are {len(self.weights)} for {len(self.corpora)} corpora: give one for each"
@@ -292,3 +297,9 @@ def _repeated(corpus: Corpus, weight: Fraction) -> Iterator[Passage]:
             if (number + 1) * kept // of > number * kept // of:
                 yield passage
             number += passage.last
+
+
+def check_language(code: str) -> None:
+    """Raises ValueError for what is no code of a language."""
+    if not re.fullmatch("[a-z]{2,3}", code):
+        raise ValueError(f"language {code!r} is no ISO 639-1 code: choose one such as en or de")

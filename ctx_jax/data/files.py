@@ -32,10 +32,14 @@ Errors = Literal["strict", "replace"]
 BLOCK = 1 << 18
 """Bytes that are read at a time."""
 
-TEXT = re.compile(r"\.(txt|jsonl|gz|zst)$", re.IGNORECASE)
+TEXT = re.compile(r"\.(txt|jsonl|ndjson|gz|zst)$", re.IGNORECASE)
 PACKED = re.compile(r"\.(tar(\.(gz|zst|bz2|xz|lz4|z))?|tgz|tbz2?|txz|tzst|zip|7z|rar|bz2|xz|lz4|lzma)$", re.IGNORECASE)
 URI = re.compile(r"[a-z][a-z0-9]+://")
+REMOTE = re.compile(r"(gs|s3|az|hf)://")
 COLLAPSED_URI = re.compile(r"(gs|s3|az|hf):/[^/]")
+MADE = {"store.json", "experiment.json"}
+"""What tells a token store and a run; they and tokenizers are no text, though they may lie in a folder of it."""
+
 WILDCARD = re.compile(r"[*?[]")
 
 
@@ -66,6 +70,10 @@ def text_files(path: str | Path) -> list[File]:
             f"no text in {path}: give a text file, a folder that holds .txt or .jsonl files (or such as .gz or .zst), "
             "or a glob"
         )
+    if whole := next((file for file in files if file.name.lower().endswith(".json")), None):
+        raise ValueError(
+            f"{whole} is JSON, not lines of it: write one object a line into a .jsonl file, or leave it out"
+        )
     if packed := next((file for file in files if PACKED.search(file.name)), None):
         raise ValueError(
             f"{packed} is packed in a way that is not read as text: unpack it (single files may stay .gz or .zst), and "
@@ -92,14 +100,21 @@ def _in_folder(path: Path) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
+        if MADE & set(names) or ("config.json" in names and os.path.basename(folder).startswith("tokenizer")):
+            folders.clear()
+            continue
         # Of two names of one folder always the same is taken.
+        folders[:] = [name for name in folders if not name.startswith(".")]
         folders.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
-        yield from (os.path.join(folder, name) for name in names if TEXT.search(name) or PACKED.search(name))
+        found = (os.path.join(folder, name) for name in names if TEXT.search(name) or PACKED.search(name))
+        yield from (name for name in found if not os.path.basename(name).startswith(".") and os.path.isfile(name))
 
 
 def _remote_files(uri: str) -> list[File]:
     from etils import epath
 
+    if not REMOTE.match(uri):
+        raise ValueError(f"{uri} cannot be read: give a local path without {uri.split('/')[0]}//, or gs:// or s3://")
     path = epath.Path(uri)
     if wildcard := WILDCARD.search(uri):
         if "**" in uri:
@@ -122,7 +137,7 @@ def _stop(error: OSError) -> None:
 
 
 def is_jsonl(file: File) -> bool:
-    return re.search(r"\.jsonl(\.gz|\.zst)?$", file.name, re.IGNORECASE) is not None
+    return re.search(r"\.(jsonl|ndjson)(\.gz|\.zst)?$", file.name, re.IGNORECASE) is not None
 
 
 def is_compressed(file: File) -> bool:
@@ -155,7 +170,7 @@ def read(file: File, errors: Errors = "strict") -> Iterator[str]:
             where = " of its uncompressed text" if is_compressed(file) else ""
             raise ValueError(
                 f"{file} is not UTF-8 at byte {at - held + error.start}{where}: convert it to UTF-8, leave the file "
-                'out, or set errors to "replace"'
+                "out, or set --data.corpus.errors replace"
             ) from None
         at += len(block)
         if text and not begun:

@@ -128,7 +128,7 @@ def _without_surrogates(pieces: Iterable[str], where: str, field: str, errors: E
             if errors == "strict":
                 raise ValueError(
                     f"{where} has half of a surrogate pair in {field!r}, which is no character: mend it, or set "
-                    'errors to "replace"'
+                    "--data.corpus.errors replace"
                 )
             piece = SURROGATE.sub("\ufffd", piece)
         yield piece
@@ -148,10 +148,10 @@ def _unified(pieces: Iterable[str]) -> Iterator[str]:
 
 def _lacks(field: str, entry: dict[str, Any]) -> str:
     if field in entry:
-        return f"has a field {field!r} that is no text but {type(entry[field]).__name__}: name another field"
+        return f"has a field {field!r} that is no text but {type(entry[field]).__name__}: name another with --data.corpus.field"
     names = [name for name in entry if len(name) < 100]
     listed = ", ".join(map(repr, itertools.islice(names, 10))) or "none"
-    return f"has no field {field!r}{nearest(field, names)} (there are: {listed})"
+    return f"has no field {field!r}{nearest(field, names)} (there are: {listed}): name another with --data.corpus.field"
 
 
 def _one_line(error: Exception) -> str:

@@ -227,7 +227,7 @@ def pair_plan(store: TokenStore, reader: Pairs, seed: int, copy: int) -> np.ndar
     if len(firsts) < 2 and not order:
         raise ValueError(
             "a false second segment comes from another document and the store has one: cut the text into several "
-            "documents, or choose relation order"
+            "documents (--data.corpus.document), or choose --data.reader.relation order"
         )
     room = reader.length - 2 - reader.separators
     rng = random.Random(f"{seed} {copy}")

@@ -18,6 +18,7 @@ import sentencepiece
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import building, fingerprint
 from ctx_jax.data.tokenizers import (
+    MOST_IDS,
     PIECES,
     SPECIAL,
     Encoding,
@@ -55,6 +56,8 @@ class SentencePiece:
     """Size of the sample of lines that pieces are learned from; memory grows with it, not with the corpus."""
 
     def __post_init__(self) -> None:
+        if self.vocabulary_size > MOST_IDS:
+            raise ValueError(f"vocabulary_size {self.vocabulary_size} is too large: choose at most {MOST_IDS}")
         if self.vocabulary_size < SMALLEST:
             raise ValueError(
                 f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, "

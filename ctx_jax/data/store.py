@@ -59,7 +59,11 @@ def open_store(path: Path) -> Store:
         if found != FORMAT:
             raise ValueError(f"store {path} has format {found}, this version reads {FORMAT}: prepare the data anew")
         vocabulary = Vocabulary(**about["vocabulary"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+        tokens, documents = int(about["tokens"]), int(about["documents"])
+        origin = {name: about[name] for name in KEYS}
+        if not all(0 <= index < vocabulary.size for index in vars(vocabulary).values() if index != vocabulary.size):
+            raise KeyError
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise ValueError(f"store {path} is damaged: store.json is not readable; delete the folder") from None
 
     def array(name: str, dtype: np.dtype[Any], size: int) -> np.ndarray:
@@ -71,15 +75,18 @@ def open_store(path: Path) -> Store:
         # A plain view: slices of np.memmap itself cost several times as much.
         return np.asarray(np.memmap(file, dtype, mode="r", shape=(size,))) if size else np.zeros(0, dtype)
 
-    return Store(
+    store = Store(
         folder=path,
         vocabulary=vocabulary,
-        tokens=array("tokens", token_dtype(vocabulary), about["tokens"]),
-        flags=array("flags", np.dtype(np.uint8), about["tokens"]),
-        offsets=array("offsets", np.dtype(np.int64), about["documents"] + 1),
-        document_bytes=array("document_bytes", np.dtype(np.int64), about["documents"]),
-        **{name: about[name] for name in KEYS},
+        tokens=array("tokens", token_dtype(vocabulary), tokens),
+        flags=array("flags", np.dtype(np.uint8), tokens),
+        offsets=array("offsets", np.dtype(np.int64), documents + 1),
+        document_bytes=array("document_bytes", np.dtype(np.int64), documents),
+        **origin,
     )
+    if (store.offsets[0], store.offsets[-1]) != (0, tokens) or (np.diff(store.offsets) < 0).any():
+        raise ValueError(f"store {path} is damaged: offsets.bin does not fit {tokens} tokens; delete the folder")
+    return store
 
 
 def check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:

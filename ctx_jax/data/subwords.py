@@ -24,6 +24,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import building, fingerprint
 from ctx_jax.data.tokenizers import (
+    MOST_IDS,
     PIECES,
     SPECIAL,
     Encoding,
@@ -71,6 +72,8 @@ class WordPiece:
     """The part of the training text's characters that get pieces; a word with any other is unknown."""
 
     def __post_init__(self) -> None:
+        if self.vocabulary_size > MOST_IDS:
+            raise ValueError(f"vocabulary_size {self.vocabulary_size} is too large: choose at most {MOST_IDS}")
         if self.vocabulary_size < 9:
             raise ValueError(f"vocabulary_size {self.vocabulary_size} is too small: 7 are special, choose 100 or more")
         if not 0.9 < self.character_coverage <= 1:
@@ -181,6 +184,8 @@ class ByteLevelBPE:
     """Unicode normalisation of all text, in training and in use."""
 
     def __post_init__(self) -> None:
+        if self.vocabulary_size > MOST_IDS:
+            raise ValueError(f"vocabulary_size {self.vocabulary_size} is too large: choose at most {MOST_IDS}")
         if self.vocabulary_size < 264:
             raise ValueError(
                 f"vocabulary_size {self.vocabulary_size} is too small: 263 are special or bytes, choose 300 or more"

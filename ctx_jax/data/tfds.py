@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 
 from ctx_jax.data import building, fingerprint
-from ctx_jax.data.corpora import Corpus, TextFiles
+from ctx_jax.data.corpora import Corpus, TextFiles, check_language
 from ctx_jax.data.files import content, location
 from ctx_jax.data.jsonl import unified
 from ctx_jax.data.passages import SHARE, Passage, Split, cut, documents, held_out
@@ -68,6 +68,7 @@ class Tfds:
     """ISO 639-1 code: which rules end a sentence."""
 
     def __post_init__(self) -> None:
+        check_language(self.language)
         if not re.fullmatch(r"\w+(/[\w.\-]+)*(:[\w.*]+)?", self.name):
             raise ValueError(
                 f"name {self.name!r} is no name of a TFDS data set: give one like wiki40b/en or wiki40b/en:1.3.0"
@@ -182,7 +183,7 @@ class Tfds:
             hint = "" if base in known else nearest(base, sorted(known))
             raise FileNotFoundError(
                 f"no TFDS data set {self.name} is prepared in {', '.join(folders)}{hint}: prepare it there (tfds build "
-                f"{base} --file_format=array_record), or set data_dir"
+                f"{base} --file_format=array_record), make one of text (ctx_jax data tfds), or set --data.corpus.data-dir"
             ) from None
         if tfds.core.file_adapters.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
             raise ValueError(

@@ -114,6 +114,9 @@ class TokenizerConfig(Protocol):
         ...
 
 
+MOST_IDS = 1 << 24
+"""Ids of a learned tokenizer, at most: far more than any has, and few enough for the libraries not to break down."""
+
 CONFIG = "config.json"
 """The file in a tokenizer's folder that says what it is."""
 
@@ -141,8 +144,8 @@ def named(text: str) -> TokenizerConfig:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A tokenizer that is trained already, used where it is. Raises FileNotFoundError or ValueError if there is no sound
-    one, or one of another size."""
+    """A tokenizer that is trained already, used where it is. Raises FileNotFoundError or ValueError if there is no
+    sound one, or one of another size."""
 
     path: str | Path
     """Its folder."""

@@ -371,3 +371,8 @@ def test_fingerprint_of_a_mixture():
     assert Mixture((a, b), (1, 2)).fingerprint("train") == mixtures[0].fingerprint("train")  # pyright: ignore
     held = [mixture.fingerprint("validation") for mixture in mixtures]
     assert held[0] == held[1] != held[2]
+
+
+def test_a_language_is_a_code(tmp_path):
+    with pytest.raises(ValueError, match="language 'german' is no ISO 639-1 code: choose one such as en or de"):
+        TextFiles(tmp_path, language="german")

@@ -75,7 +75,7 @@ def test_bytes_that_are_not_utf8(tmp_path_factory, data, block, suffix):
 def test_replacement_is_the_users_choice(tmp_path):
     file = write(tmp_path / "a.txt", b"a\xffb")
     assert everything(file, errors="replace") == ["a\ufffdb"]
-    with pytest.raises(ValueError, match='set errors to "replace"'):
+    with pytest.raises(ValueError, match="set --data.corpus.errors replace"):
         everything(file)
 
 
@@ -163,7 +163,7 @@ def test_jsonl(tmp_path):
         ('["text"]', r'line 2 is no object: each line must be like \{"text": "\.\.\."\}'),
         ('{"txt": "a", "id": 1}', r"line 2 has no field 'text'; did you mean 'txt'\? \(there are: 'txt', 'id'\)"),
         ("{}", r"line 2 has no field 'text' \(there are: none\)"),
-        ('{"text": 1}', r"line 2 has a field 'text' that is no text but int: name another field"),
+        ('{"text": 1}', r"line 2 has a field 'text' that is no text but int: name another with"),
         ('{"text": null}', r"line 2 has a field 'text' that is no text but NoneType"),
         ('{"text": "\\ud800"}', r"line 2 has half of a surrogate pair in 'text'"),
     ],
@@ -307,3 +307,29 @@ def test_a_remote_place_without_its_library():
         pytest.raises(ValueError, match="gs://bucket/a cannot be read: Please install gcsfs; install gcsfs for gs://"),
     ):
         text_files("gs://bucket/a")
+
+
+def test_what_lies_in_a_folder_and_is_no_text(tmp_path):
+    """Hidden files, pipes, and what this program made itself."""
+    for name in ("a.txt", ".hidden.txt", ".git/b.txt", "deep/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    for folder, mark in (
+        ("data/tokenizer-1", "config.json"),
+        ("data/train-1", "store.json"),
+        ("run", "experiment.json"),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / mark).write_text("{}")
+        (tmp_path / folder / "vocab.txt").write_text("no")
+    os.mkfifo(tmp_path / "pipe.txt")
+    assert [str(file.relative_to(tmp_path)) for file in text_files(tmp_path)] == ["a.txt", "deep/c.txt"]
+
+
+def test_what_is_not_read_as_text(tmp_path):
+    (tmp_path / "one.json").write_text('{"text": "a"}')
+    with pytest.raises(ValueError, match=r"one\.json is JSON, not lines of it: write one object a line"):
+        text_files(tmp_path / "one.json")
+    for uri in ("http://a/b.txt", "file:///a.txt"):
+        with pytest.raises(ValueError, match=f"{uri} cannot be read: give a local path without"):
+            text_files(uri)

@@ -238,7 +238,17 @@ def test_unusable_stores(tmp_path, tokenizer):
         (folder / "store.json").write_text(text)
         with pytest.raises(ValueError, match=r"is damaged: store\.json is not readable; delete the folder"):
             open_store(folder)
+    for change in ({"tokens": None}, {"splitter": ...}, {"vocabulary": about["vocabulary"] | {"mask": 99999}}):
+        changed = {name: value for name, value in (about | change).items() if value is not ...}
+        (folder / "store.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"is damaged: store\.json is not readable; delete the folder"):
+            open_store(folder)
     (folder / "store.json").write_text(json.dumps(about))
+    offsets = (folder / "offsets.bin").read_bytes()
+    (folder / "offsets.bin").write_bytes(bytes(len(offsets)))
+    with pytest.raises(ValueError, match=r"is damaged: offsets\.bin does not fit \d+ tokens"):
+        open_store(folder)
+    (folder / "offsets.bin").write_bytes(offsets)
     os.truncate(folder / "tokens.bin", 10)
     with pytest.raises(ValueError, match=r"is damaged: tokens\.bin is not \d+ bytes"):
         open_store(folder)
