@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from tokenizers import models
 
 from ctx_jax.contract import Vocabulary
@@ -119,7 +118,7 @@ class BasicWords:
 
     def __init__(self, folder: Path, config: Published, pieces: list[str], content: bytes, model: Any) -> None:
         self.folder = folder
-        self.config = config
+        self.config: Any = config
         self._list = [*pieces, *config.added]
         self._model = model
         self.fingerprint = fingerprint(type(self).__name__, config, hashlib.sha256(content).hexdigest())
@@ -178,9 +177,7 @@ class PublishedWordPieceTokenizer(BasicWords):
             raise damaged(folder, "vocab.txt", "it is not UTF-8") from None
         self.lowercase, self.strip_accents, self.chinese = config.lowercase, config.strip_accents, config.chinese
         ids = {piece: index for index, piece in enumerate(pieces)}  # of equal pieces the last counts
-        model = models.WordPiece(
-            ids, unk_token=config.special.unknown, max_input_chars_per_word=config.longest_word
-        )
+        model = models.WordPiece(ids, unk_token=config.special.unknown, max_input_chars_per_word=config.longest_word)
         super().__init__(folder, config, pieces, content, model)
         reachable = (piece for piece in pieces if piece.startswith("##") or self._whole(piece))
         refuse_pieces_of_text(config, reachable, folder)

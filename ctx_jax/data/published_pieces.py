@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import sentencepiece
 
 from ctx_jax.data import fingerprint
 from ctx_jax.data.published import Published, refuse_pieces_of_text, special_vocabulary
-from ctx_jax.data.tokenizers import Encoding, Memo, Tokenizer, damaged, read_part
+from ctx_jax.data.tokenizers import Encoding, Tokenizer, damaged, read_part
 
 MODEL = "spiece.model"
 BAR = "▁"
@@ -45,12 +46,14 @@ class PublishedPieces(Published):
 
 
 class PublishedPiecesTokenizer:
-    """Pieces of single words, put together.
+    """SentencePiece's own pieces of each line.
 
     White space is a space, of which runs are one and those around a text are dropped; what the model's own rules drop
-    is dropped before words are found. Pieces never cross a space, so each word is encoded by itself: its pieces depend
-    on nothing else, while SentencePiece's own sums in fp32 make them depend, where two spellings are equally probable,
-    on what stands before in the line. Unknown characters side by side are one unknown token.
+    is dropped before words are found. Unknown characters side by side in a word are one unknown token.
+
+    A line is spelled as a whole, for SentencePiece sums in fp32: where two spellings of a word are equally probable,
+    what stands before in the line decides. So passages that are cut at line ends have the ids of the whole, and those
+    that are cut at a space (in a line longer than half of one) may spell such words otherwise.
     """
 
     def __init__(self, folder: Path, config: PublishedPieces) -> None:
@@ -65,12 +68,14 @@ class PublishedPiecesTokenizer:
             )
         except RuntimeError:
             raise damaged(folder, MODEL, "it is not a SentencePiece model") from None
-        self._pieces = [own.id_to_piece(index) for index in range(len(own))]
-        self._control = frozenset(index for index in range(len(own)) if own.is_control(index))
+        self._list = [*(own.id_to_piece(index) for index in range(len(own))), *config.added]
+        self.vocabulary = special_vocabulary(self._list, config, folder)
         spoken = [
-            piece for index, piece in enumerate(self._pieces) if not own.is_control(index) and not own.is_unknown(index)
+            piece
+            for index, piece in enumerate(self._list[: len(own)])
+            if not own.is_control(index) and not own.is_unknown(index)
         ]
-        crossing = [piece for piece in spoken if BAR in piece[1:] or has_space(piece)]
+        crossing = [piece for piece in spoken if BAR in piece[1:]]
         for wrong, what in (
             (any(map(own.is_byte, range(len(own)))), "it has byte pieces (byte_fallback)"),
             (bool(crossing), f"piece {crossing[:1]} crosses a space"),
@@ -78,10 +83,8 @@ class PublishedPiecesTokenizer:
         ):
             if wrong:
                 raise ValueError(f"{folder / MODEL} cannot be used: {what}")
-        self._list = [*self._pieces, *config.added]
-        self.vocabulary = special_vocabulary(self._list, config, folder)
         refuse_pieces_of_text(config, spoken, folder)
-        self._memo = Memo(lambda word: self._word(word, BAR))
+        self._ids = {piece: own.piece_to_id(piece) for piece in spoken}
         self._decoded = [piece.replace(BAR, " ") for piece in self._list]
         self._decoded[self.vocabulary.unknown] = UNKNOWN
         for index in self.vocabulary.special:
@@ -96,17 +99,21 @@ class PublishedPiecesTokenizer:
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """A passage that goes on within a word has no space before its first piece."""
-        text = self._prepared(text)
-        spaced = text.startswith(" ") or not continued
-        words = text.removeprefix(" ").split(" ") if text else []
-        found = list(map(self._memo.__getitem__, words if spaced else words[1:]))
-        if words and not spaced:
-            found.insert(0, np.array(self._word(words[0], ""), np.int32).tobytes())
-        pairs = np.frombuffer(b"".join(found), np.int32).reshape(-1, 2)
-        lengths = np.fromiter(map(len, words), np.int64, len(words))
-        places = np.cumsum(lengths + 1) - lengths - 1 + text.startswith(" ")
-        counts = np.fromiter(map(len, found), np.int64, len(found)) // 8
-        return Encoding(text, pairs[:, 0], np.repeat(places, counts) + pairs[:, 1])
+        first, *rest = map(self._prepared, text.split("\n"))
+        spaced = first.startswith(" ") or (not first and bool(rest))
+        units = [unit for unit in (first.removeprefix(" "), *(line.removeprefix(" ") for line in rest)) if unit]
+        joined = continued and not spaced  # the first piece goes on with a word
+        lines = [unit if joined and not number else f" {unit}" for number, unit in enumerate(units)]
+        pieces = list(itertools.chain.from_iterable(self._processor.encode(lines, out_type=str, num_threads=1)))
+        if self.config.xlnet:
+            pieces = [part for piece in pieces for part in self._without_comma(piece)]
+        ids = np.fromiter((self._ids.get(piece, self.vocabulary.unknown) for piece in pieces), np.int32, len(pieces))
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        bars = np.fromiter((piece.startswith(BAR) for piece in pieces), np.int64, len(pieces))
+        kept = " " * spaced + " ".join(units) if units else ""
+        if others := {character for character in set(kept) if character.isspace()} - {" "}:
+            kept = kept.translate({ord(character): UNKNOWN for character in others})  # not white space to the model
+        return Encoding(kept, ids, np.cumsum(lengths) - lengths + bars - (not spaced and not joined))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Special ids are left out."""
@@ -116,31 +123,16 @@ class PublishedPiecesTokenizer:
         return self._list[index]
 
     def _prepared(self, text: str) -> str:
-        """The text that is cut in words: one space between them, one before the first if the text has any."""
+        """What is spelled of a line: one space between words, one before the first if the line has any."""
         if self.config.xlnet:
-            before = text[:1].isspace()
-            text = " " * before + " ".join(text.split()).replace("``", '"').replace("''", '"')
+            text = " " * text[:1].isspace() + " ".join(text.split()).replace("``", '"').replace("''", '"')
             if not self.config.keep_accents and not text.isascii():
                 text = unicodedata.normalize("NFKD", text)
                 text = text.translate({ord(c): None for c in set(text) if unicodedata.combining(c)})
             if self.config.lowercase:
                 text = text.lower()
         text = self._normalizer.normalize(text).replace(BAR, " ")
-        if others := {character for character in set(text) if character.isspace()} - {" "}:
-            text = text.translate({ord(character): UNKNOWN for character in others})  # not white space to the model
         return re.sub(" +", " ", text).rstrip(" ")
-
-    def _word(self, word: str, prefix: str) -> list[int]:
-        """The id and the place in the word of each piece of a word."""
-        pieces = self._processor.encode(prefix.replace(BAR, " ") + word, out_type=str)
-        if self.config.xlnet:
-            pieces = [part for piece in pieces for part in self._without_comma(piece)]
-        found, at = [], -len(prefix)
-        for piece in pieces:
-            index = self._processor.piece_to_id(piece)
-            found += (self.vocabulary.unknown if index in self._control else index, max(at, 0))
-            at += len(piece)
-        return found
 
     def _without_comma(self, piece: str) -> list[str]:
         """A piece that ends with a digit and a comma is spelled anew without the comma, as a word where it is one."""
@@ -150,8 +142,3 @@ class PublishedPiecesTokenizer:
         if not piece.startswith(BAR):
             parts = [parts[0].removeprefix(BAR), *parts[1:]]
         return [*filter(None, parts), ","]
-
-
-def has_space(piece: str) -> bool:
-    """Whether there is white space in a piece, other than its sign for the space."""
-    return any(map(str.isspace, piece))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,13 @@ from ctx_jax.data.published import (
     Special,
 )
 from ctx_jax.data.published_pieces import MODEL, PublishedPieces
-from ctx_jax.data.tokenizers import CONFIG, SPECIAL, Tokenizer, load_tokenizer, save_config
-from ctx_jax.interop.backends import parse_backend
+from ctx_jax.data.sentencepieces import MODEL as OWN_MODEL
+from ctx_jax.data.tokenizers import CONFIG, KINDS, SPECIAL, Tokenizer, load_tokenizer, save_config
+from ctx_jax.interop.backends import parse_backend, write_backend
+from ctx_jax.serialization import from_json, to_json
+
+OWN = "ctx_jax"
+"""The entry of tokenizer_config.json that holds the config of a tokenizer that was trained here."""
 
 TOKENS = {
     "pad": "pad_token",
@@ -148,9 +153,12 @@ class Files:
         return tuple(entry["content"] for entry in fresh.values())
 
 
-def recognise(folder: Path, lowercase: bool | None) -> tuple[dict[str, bytes], Published]:
+def recognise(folder: Path, lowercase: bool | None) -> tuple[dict[str, bytes], Any]:
     """The files of our tokenizer and its config."""
     settings = read_json(folder / "tokenizer_config.json", {})
+    if (own := own_config(settings.get(OWN))) is not None:
+        found = [folder / name for name in ("vocab.txt", "vocab.json", "merges.txt", OWN_MODEL)]
+        return {file.name: file.read_bytes() for file in found if file.is_file()}, own
     named = {**settings, **read_json(folder / "special_tokens_map.json", {})}
     contents = {kind: content_of(named.get(name)) for kind, name in TOKENS.items()}
     model = settings.get("tokenizer_class") or read_json(folder / CONFIG, {}).get("model_type") or ""
@@ -248,3 +256,50 @@ def read_json(file: Path, default: Any) -> Any:
 def content_of(token: Any) -> str | None:
     """A token, which may stand alone or with its properties."""
     return token.get("content") if isinstance(token, dict) else token
+
+
+def export_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes a tokenizer into a folder, which may be there already, as transformers loads it.
+
+    Those that were trained here are written with what `import_tokenizer` needs to make the same of them again; literal
+    special tokens are special to transformers, and text to us.
+
+    Raises ValueError for a kind that transformers has nothing for.
+    """
+    folder = Path(folder)
+    own = own_config(json.loads((tokenizer.folder / CONFIG).read_text()))
+    made = write_backend(tokenizer)
+    settings: dict[str, Any] = {"tokenizer_class": made.kind, **made.settings, **shown(tokenizer, made.kind)}
+    if own is not None:
+        settings[OWN] = to_json(own)
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in tokenizer.folder.iterdir():
+        if file.name != CONFIG:
+            shutil.copyfile(file, folder / file.name)
+    if made.content is not None:
+        (folder / "tokenizer.json").write_text(made.content, encoding="utf-8")
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def shown(tokenizer: Tokenizer, kind: str) -> dict[str, str]:
+    """The special pieces by transformers' names, but for those that only stand for what the vocabulary lacks."""
+    vocabulary = tokenizer.vocabulary
+    pieces = {name: tokenizer.piece(getattr(vocabulary, name)) for name in SPECIAL}
+    if kind == "RobertaTokenizer":
+        kept = [*pieces]
+    elif kind in ("GPT2Tokenizer", "T5Tokenizer"):
+        kept = [name for name in pieces if name in ("unknown", "end") or pieces[name] != pieces["end"]]
+        kept += ["begin"] * (kind == "GPT2Tokenizer" and "begin" not in kept)
+    else:
+        instead = {"begin": "classification", "end": "separator"}
+        kept = [name for name in pieces if pieces[name] != pieces.get(instead.get(name, ""))]
+        if pieces["end"] in ("<eod>", GPT["end"]):  # transformers has no name for these
+            kept = [name for name in kept if name == "unknown" or pieces[name] != pieces["end"]]
+    return {TOKENS[name]: pieces[name] for name in kept}
+
+
+def own_config(found: Any) -> Any:
+    """The config of a kind that is trained here, or None. Nothing else is made of what a folder says."""
+    types = {kind["type"] for kind in KINDS.values()}
+    return from_json(found) if isinstance(found, dict) and found.get("type") in types else None
