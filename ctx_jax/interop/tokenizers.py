@@ -77,9 +77,9 @@ def import_tokenizer(folder: Path, output: Path, lowercase: bool | None = None) 
     """Makes `output`, a folder of ours, of the tokenizer's files in a folder of Hugging Face's or of the original
     layout, and loads it; where `output` is there already, it is loaded alone.
 
-    `lowercase` says whether vocab.txt is of an uncased model where tokenizer_config.json does not; else the pieces
-    tell. A word of vocab.txt is known up to 200 characters as in the original, or 100 where the folder is of Hugging
-    Face's layout, as there.
+    `lowercase` says whether the model is uncased, whatever tokenizer_config.json says; where neither does, the pieces
+    of a vocab.txt tell, and XLNet is cased. A word of vocab.txt is known up to 200 characters as in the original, or
+    100 where the folder is of Hugging Face's layout, as there.
 
     Raises FileNotFoundError if there is no tokenizer, ValueError, naming the component, if it is of a kind that is not
     known here.
@@ -91,7 +91,11 @@ def import_tokenizer(folder: Path, output: Path, lowercase: bool | None = None) 
             for name, content in files.items():
                 (partial / name).write_bytes(content)
             save_config(config, partial)
-            config.load(partial)  # what is unsound is an error before the folder is there
+            try:  # what is unsound is an error before the folder is there
+                config.load(partial)
+            except ValueError as error:
+                what = str(error).replace(str(partial), str(folder)).removesuffix("; delete the folder")
+                raise ValueError(what) from None
     return load_tokenizer(Path(output))
 
 
@@ -169,7 +173,7 @@ def recognise(folder: Path, lowercase: bool | None) -> tuple[dict[str, bytes], A
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
             return byte_pairs(about, (folder / vocabulary).read_bytes(), (folder / merges).read_bytes())
     if (folder / MODEL).is_file():
-        return sentence_pieces(about, (folder / MODEL).read_bytes())
+        return sentence_pieces(about, (folder / MODEL).read_bytes(), lowercase)
     if (folder / "tokenizer.json").is_file():
         backend = parse_backend(read_json(folder / "tokenizer.json", None), folder / "tokenizer.json")
         about.settings.update(backend.settings)
@@ -218,7 +222,7 @@ def byte_pairs(about: Files, vocabulary: bytes, merges: bytes) -> tuple[dict[str
     return {"vocab.json": vocabulary, "merges.txt": merges}, config
 
 
-def sentence_pieces(about: Files, content: bytes) -> tuple[dict[str, bytes], Published]:
+def sentence_pieces(about: Files, content: bytes, lowercase: bool | None) -> tuple[dict[str, bytes], Published]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError:
@@ -234,7 +238,7 @@ def sentence_pieces(about: Files, content: bytes) -> tuple[dict[str, bytes], Pub
         special=special,
         added=added,
         xlnet=xlnet,
-        lowercase=xlnet and bool(about.settings.get("do_lower_case", False)),
+        lowercase=xlnet and bool(about.settings.get("do_lower_case", False) if lowercase is None else lowercase),
         keep_accents=xlnet and bool(about.settings.get("keep_accents", False)),
     )
     return {MODEL: content}, config
