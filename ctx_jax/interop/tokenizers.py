@@ -192,7 +192,8 @@ def wordpiece(about: Files, content: bytes, lowercase: bool | None) -> tuple[dic
     if lowercase is None:
         lowercase = settings.get("do_lower_case")
     if lowercase is None:
-        lowercase = not any(p != p.lower() for p in pieces if not (p.startswith("[") and p.endswith("]")))
+        capitals = sum(p != p.lower() for p in pieces if not (p.startswith("[") and p.endswith("]")))
+        lowercase = capitals <= len(pieces) // 100  # an uncased vocabulary may hold a stray one
     accents = settings.get("strip_accents")
     layout = any((about.folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json"))
     config = PublishedWordPiece(
