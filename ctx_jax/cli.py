@@ -152,12 +152,12 @@ def explained(error: BaseException) -> tuple[str, int]:
         case OSError(filename=file, strerror=reason) if reason:
             remedy = "choose another path" if isinstance(error, BAD_PATHS) else "mend it, then give the same command"
             return f"{file or 'the system'}: {reason}: {remedy}", 2 if isinstance(error, BAD_PATHS) else 1
-        case OSError() if error.args:
-            return first_line(error), 1
         case ValueError() if "No space left" in str(error):  # as orbax raises it
             return "the disk is full: make room, then the same command goes on", 1
         case ValueError() | FileNotFoundError() | FileExistsError():
             return str(error), 2
+        case OSError():
+            return first_line(error), 1
         case jax.errors.JaxRuntimeError() | MemoryError():
             return (
                 f"the device gave up: {first_line(error)}; where memory is short, choose a smaller batch, more "

@@ -23,7 +23,8 @@ def describe(store: Store, tokenizer: Tokenizer, samples: int, length: int, seed
     "sentences", "unknown", "vocabulary", "used" (ids that occur), "lengths": [{"from", "to", "documents"}, ...] in
     tokens, "samples": [{"document", "at", "text", "pieces"}, ...]}. Reads all tokens once, a part at a time.
     """
-    used = np.zeros(store.vocabulary.size, np.int64)
+    vocabulary = store.vocabulary
+    used = np.zeros(vocabulary.size, np.int64)
     words = sentences = 0
     for start in range(0, len(store.tokens), 1 << 22):
         part = slice(start, start + (1 << 22))
@@ -40,8 +41,8 @@ def describe(store: Store, tokenizer: Tokenizer, samples: int, length: int, seed
         "bytes_per_token": round(size / max(1, len(store.tokens)), 3),
         "words": words,
         "sentences": sentences,
-        "unknown": int(used[store.vocabulary.unknown]),
-        "vocabulary": store.vocabulary.size,
+        "unknown": 0 if vocabulary.unknown in vocabulary.special else int(used[vocabulary.unknown]),
+        "vocabulary": vocabulary.size,
         "used": int(np.count_nonzero(used)),
         "lengths": histogram(np.diff(store.offsets)),
         "samples": [sample(store, tokenizer, at, length) for at in places(store, samples, length, seed)],

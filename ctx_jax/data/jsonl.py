@@ -148,7 +148,8 @@ def _unified(pieces: Iterable[str]) -> Iterator[str]:
 
 def _lacks(field: str, entry: dict[str, Any]) -> str:
     if field in entry:
-        return f"has a field {field!r} that is no text but {type(entry[field]).__name__}: name another with --data.corpus.field"
+        kind = type(entry[field]).__name__
+        return f"has a field {field!r} that is no text but {kind}: name another with --data.corpus.field"
     names = [name for name in entry if len(name) < 100]
     listed = ", ".join(map(repr, itertools.islice(names, 10))) or "none"
     return f"has no field {field!r}{nearest(field, names)} (there are: {listed}): name another with --data.corpus.field"

@@ -234,27 +234,37 @@ class ByteLevelBPE:
 class ByteLevelBPETokenizer:
     """Pieces of bytes. Nothing is lost but what Unicode normalisation changes."""
 
-    def __init__(self, folder: Path, normalization: Normalization) -> None:
-        vocabulary, merges = read_part(folder, "vocab.json"), read_part(folder, "merges.txt")
+    def __init__(
+        self,
+        folder: Path,
+        normalization: Normalization,
+        special: Mapping[str, str] = PIECES,
+        added: Sequence[str] = (),
+    ) -> None:
+        vocabulary, merges = read_part(folder, "vocab.json"), read_merges(folder)
         self.folder = folder
         self.normalization: Normalization = normalization
+        contents = (vocabulary, read_part(folder, "merges.txt"))
         self.fingerprint = fingerprint(
-            type(self).__name__, normalization, *(hashlib.sha256(part).hexdigest() for part in (vocabulary, merges))
+            type(self).__name__,
+            normalization,
+            *(hashlib.sha256(part).hexdigest() for part in contents),
+            *([] if special is PIECES else [[*special.items()], added]),
         )
         try:
             ids = json.loads(vocabulary)
-            lines = [line for line in merges.decode().split("\n") if line and not line.startswith("#version")]
-            model = models.BPE(ids, [tuple(line.split(" ")) for line in lines])  # pyright: ignore[reportArgumentType]
+            ids |= {piece: index for index, piece in enumerate(added, len(ids))}
+            model = models.BPE(ids, merges)
             letters = byte_letters()
             texts = {
                 index: bytes(letters[letter] for letter in piece)
                 for piece, index in ids.items()
-                if piece not in PIECES.values()
+                if piece not in special.values() and piece not in added
             }
         except Exception as error:  # the library raises nothing narrower
             what = f"{type(error).__name__}: {error}".split("\n")[0]
             raise damaged(folder, "vocab.json or merges.txt", what) from None
-        self.vocabulary = find_special(ids, PIECES, folder, "vocab.json")
+        self.vocabulary = find_special(ids, special, folder, "vocab.json")
         self._words = tokenizers.Tokenizer(model)
         self._words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self._memo = Memo(lambda word: self._words.encode(word, add_special_tokens=False).ids)
@@ -285,6 +295,16 @@ class ByteLevelBPETokenizer:
 
     def piece(self, index: int) -> str:
         return self._pieces[index]
+
+
+def read_merges(folder: Path) -> list[tuple[str, str]]:
+    """The pairs in merges.txt, in their order."""
+    try:
+        lines = read_part(folder, "merges.txt").decode().split("\n")
+        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        return [(first, second) for first, second in pairs]
+    except ValueError as error:
+        raise damaged(folder, "vocab.json or merges.txt", str(error)) from None
 
 
 def learn(

@@ -183,7 +183,8 @@ class Tfds:
             hint = "" if base in known else nearest(base, sorted(known))
             raise FileNotFoundError(
                 f"no TFDS data set {self.name} is prepared in {', '.join(folders)}{hint}: prepare it there (tfds build "
-                f"{base} --file_format=array_record), make one of text (ctx_jax data tfds), or set --data.corpus.data-dir"
+                f"{base} --file_format=array_record), make one of text (ctx_jax data tfds), or set "
+                "--data.corpus.data-dir"
             ) from None
         if tfds.core.file_adapters.FileFormat.ARRAY_RECORD not in builder.info.available_file_formats():
             raise ValueError(

@@ -107,8 +107,9 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
     if causal:
         if nll < 700:  # beyond, exp overflows
             result["perplexity"] = math.exp(nll)
-        unknown = int(np.count_nonzero(store.tokens == store.vocabulary.unknown))
-        if unknown:
+        vocabulary = store.vocabulary
+        unknown = int(np.count_nonzero(store.tokens == vocabulary.unknown))
+        if unknown and vocabulary.unknown not in vocabulary.special:  # GPT-2's one special id is also that
             result["unknown"] = unknown
         elif round(count) == predictable(reader, store):
             result["bits_per_byte"] = total / math.log(2) / int(store.document_bytes.sum())

@@ -95,7 +95,10 @@ class Masked:
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Corrupts `tokens` and adds `target_positions`, `targets`, `target_weights`, each [B, K] with the K of a full
-        row. Raises ValueError where `relation` is wanted and the reader gives none."""
+        row. Raises ValueError where `relation` is wanted and the reader gives none, and where the tokenizer has no
+        mask, so that its end stands for one."""
+        if self.mask and vocabulary.mask == vocabulary.end:
+            raise ValueError(f"objective.mask {self.mask} needs a tokenizer that has a mask: choose one, or mask 0")
         if self.relation:
             require(batch, "relation", self, "choose a reader of pairs or set relation to 0")
         tokens, words, documents = (jnp.asarray(batch[name]) for name in ("tokens", "words", "documents"))

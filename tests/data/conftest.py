@@ -17,6 +17,8 @@ from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
 from ctx_jax.data.symbols import Bytes, Characters, Words
 from ctx_jax.data.tokenizers import Tokenizer, TokenizerConfig
+from ctx_jax.interop.tokenizers import import_tokenizer
+from tests.golden.published import FAMILIES, write_family
 
 
 @dataclass(eq=False)
@@ -83,7 +85,15 @@ KINDS: dict[str, TokenizerConfig] = {
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokenizer]:
-    """The small tokenizer of a kind, learned from five speeches."""
+    """The small tokenizer of a kind, learned from five speeches, or of a family that others published."""
     folder = tmp_path_factory.mktemp("kinds")
     speeches = list(itertools.islice(documents(Sotu().passages("train")), 5))
-    return functools.cache(lambda name: KINDS[name].train(speeches, folder / name))
+
+    @functools.cache
+    def make(name: str) -> Tokenizer:
+        if name not in FAMILIES:
+            return KINDS[name].train(speeches, folder / name)
+        write_family(name, folder / f"{name}-published")
+        return import_tokenizer(folder / f"{name}-published", folder / name)
+
+    return make
