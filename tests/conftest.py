@@ -14,6 +14,11 @@ import jax
 import pytest
 from etils.epath import backend
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import settings
+
+# The same examples every time; `pytest --hypothesis-profile default` searches for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 WORDS = (
     "the of to and in a that for be is our we by it this have as with which will on are not their from has an been "

@@ -26,7 +26,8 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 INSIDE = re.compile(
     r"""(?: [^"\\]++ | \\[^u]
           | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
-          | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]) | (?=\\[^u]) ) )*+""",
+          | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[dD][c-fC-F][0-9a-fA-F]{2} | (?=[^\\]) | (?=\\[^u])
+                                           | (?=\\u(?![dD][c-fC-F])[0-9a-fA-F]{4}) ) )*+""",
     re.VERBOSE | re.DOTALL,
 )
 """What stands in a string, up to its end or to what cannot be read without what comes next."""
