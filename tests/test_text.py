@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.data import fingerprint
-from ctx_jax.data.corpora import Passage
+from ctx_jax.data.corpora import Passage, TextFiles
 from ctx_jax.data.readers import Blocks
 from ctx_jax.data.symbols import Bytes, Words
 from ctx_jax.data.tokenizers import Pretrained
@@ -142,3 +142,23 @@ def test_a_store_is_not_read_with_another_tokenizer(data: Data, tmp_path: Path):
     shutil.copytree(tmp_path / "other", tokenizer.folder)
     with pytest.raises(ValueError, match=r"holds tokens of tokenizer .*: use that tokenizer, or prepare"):
         inspect_store(stores["train"].folder, samples=1, length=4, seed=0)
+
+
+def test_a_tokenizer_is_not_learned_from_a_text_that_changes_meanwhile(data: Data, tmp_path: Path):
+    (tmp_path / "text.txt").write_text("The first words. " * 9)
+    corpus = TextFiles(tmp_path / "text.txt")
+
+    class Edited(Words):
+        def train(self, texts, folder):
+            def edited():
+                for text in texts:
+                    (tmp_path / "text.txt").write_text("Other words, and more of them. " * 9)
+                    yield text
+
+            return super().train(edited(), folder)
+
+    with pytest.raises(
+        ValueError, match=r"the text changed while it was read: TextFiles.*; give the same command when"
+    ):
+        open_text(replace(data, corpus=corpus, tokenizer=Edited()), ())
+    assert not list(data.folder.glob("tokenizer-*"))  # pyright: ignore[reportAttributeAccessIssue]

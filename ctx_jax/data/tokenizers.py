@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data import TELL_SECONDS, fingerprint
+from ctx_jax.data import TELL_SECONDS, check_unchanged, fingerprint
 from ctx_jax.data.corpora import Corpus
 from ctx_jax.serialization import from_json, nearest, to_json
 
@@ -210,7 +210,8 @@ def tokenizer_name(config: TokenizerConfig, corpus: Corpus) -> str:
 
 def train_texts(corpus: Corpus, progress: Callable[[int, int], None] | None = None) -> Iterator[str]:
     """The passages of the train split. `progress` is told the documents and the bytes of text read so far, some times a
-    second and at the end."""
+    second and at the end. Raises ValueError at the end if the text has changed meanwhile."""
+    before = corpus.fingerprint("train")
     documents = read = 0
     told = time.monotonic()
     for passage in corpus.passages("train"):
@@ -221,6 +222,7 @@ def train_texts(corpus: Corpus, progress: Callable[[int, int], None] | None = No
             progress(documents, read)
     if progress is not None:
         progress(documents, read)
+    check_unchanged(before, corpus.fingerprint("train"), corpus)
 
 
 def utf8_size(text: str) -> int:
