@@ -4,10 +4,12 @@ A target predicts its own token, at its own place, from what comes before it in 
 shifts the next tokens back by one, so that a target's label is the token that the content stream reads there.
 
 Deviations from the published code: it may choose SEP and CLS and then loses the prediction, here never (`num_predict`
-is exact); it fixes the choice of targets in preprocessing and redraws only the order, here both are redrawn unless
-`fixed_targets`; it drops a span that reaches the end of its block, here it stays; in reversed rows it begins spans at
-the word's first piece in reading order of the text, here at the first in the row; blocks shorter than the reused half
-see the context of later blocks in that half, here of no later block (the same for the published block of a half).
+is exact), nor the end of a document (its <eod>), which it may predict; a row's first piece begins a word here, even if
+the word began before; it fixes the choice of targets in preprocessing and redraws only the order, here both are redrawn
+unless `fixed_targets`; it drops a span that reaches the end of its block, here it stays; in reversed rows it begins
+spans at the word's first piece in reading order of the text, here at the first in the row; blocks shorter than the
+reused half see the context of later blocks in that half, here of no later block (the same for the published block of a
+half).
 """
 
 from __future__ import annotations
