@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from tokenizers import models
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import fingerprint
 from ctx_jax.data.subwords import HAN, ByteLevelBPETokenizer, byte_letters, read_merges
-from ctx_jax.data.tokenizers import SPECIAL, Encoding, Memo, Tokenizer, damaged, read_part, word_characters
+from ctx_jax.data.tokenizers import SPECIAL, Encoding, Memo, Tokenizer, damaged, read_part
 
 WORD_END = "</w>"
 """What the last piece of each of GPT's words ends with."""
@@ -43,7 +44,7 @@ class Special:
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(ABC):
     """A tokenizer that is trained already; its files lie beside its config."""
 
     vocabulary_size: int
@@ -57,8 +58,8 @@ class Published:
         """Reads no text: the files must be there. Raises FileNotFoundError if they are not."""
         return self.load(folder)
 
-    def load(self, folder: Path) -> Tokenizer:
-        raise NotImplementedError
+    @abstractmethod
+    def load(self, folder: Path) -> Tokenizer: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class PublishedByteBPETokenizer(ByteLevelBPETokenizer):
         return type(self), (self.folder, self.config)
 
 
-class BasicWords:
+class BasicWords(ABC):
     """What BERT's and GPT's tokenizers share: the words. White space is lost; control and format characters
     (categories Cc and Cf, white space among them but for tab and line ends) and U+FFFD are dropped before anything
     else, so what stood on their two sides is one word."""
@@ -135,15 +136,10 @@ class BasicWords:
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """`continued` changes nothing: where a passage was cut within a word, its parts are two."""
-        text = cleaned(text)
-        parts = list(map(self._memo.__getitem__, text.split()))
-        pairs = np.frombuffer(b"".join(parts), np.int32).reshape(-1, 2)
-        counts = np.fromiter(map(len, parts), np.int64, len(parts)) // 8
-        places = np.repeat(np.flatnonzero(word_characters(text)), counts)
-        return Encoding(text, pairs[:, 0], places + pairs[:, 1])
+        return self._memo.encoding(cleaned(text))
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
 
     def piece(self, index: int) -> str:
         return self._list[index]
@@ -151,9 +147,9 @@ class BasicWords:
     def _parts(self, word: str) -> Iterator[tuple[str, list[int]]]:
         return basic_words(word, self.lowercase, self.strip_accents, self.chinese)
 
+    @abstractmethod
     def _pieces(self, part: str) -> list[tuple[int, int]]:
         """The ids of a word without punctuation, and the number of its characters that each one covers."""
-        raise NotImplementedError
 
     def _encode_word(self, word: str) -> list[int]:
         """The id and the place in the word of each token; the first is at its start even if characters were dropped."""

@@ -36,7 +36,6 @@ from ctx_jax.data.tokenizers import (
     read_part,
     save_config,
     unicode_normalized,
-    word_characters,
 )
 
 LONGEST_WORD = 100
@@ -147,12 +146,7 @@ class WordPieceTokenizer:
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """`continued` changes nothing: where a passage was cut within a word, its parts are two."""
-        text = self._unicode(text)
-        parts = list(map(self._memo.__getitem__, text.split()))
-        pairs = np.frombuffer(b"".join(parts), np.int32).reshape(-1, 2)
-        counts = np.fromiter(map(len, parts), np.int64, len(parts)) // 8
-        places = np.repeat(np.flatnonzero(word_characters(text)), counts)
-        return Encoding(text, pairs[:, 0], places + pairs[:, 1])
+        return self._memo.encoding(self._unicode(text))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Words with a space between them; special ids are left out."""

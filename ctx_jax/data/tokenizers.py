@@ -253,6 +253,14 @@ class Memo(dict[str, bytes]):
         """The ids of all, as int32."""
         return b"".join(map(self.__getitem__, words))
 
+    def encoding(self, text: str) -> Encoding:
+        """The words of the text, where each is kept as id, place in the word, id, place, ..."""
+        parts = list(map(self.__getitem__, text.split()))
+        pairs = np.frombuffer(b"".join(parts), np.int32).reshape(-1, 2)
+        counts = np.fromiter(map(len, parts), np.int64, len(parts)) // 8
+        places = np.repeat(np.flatnonzero(word_characters(text)), counts)
+        return Encoding(text, pairs[:, 0], places + pairs[:, 1])
+
 
 def counted(split: Callable[[str], Iterable[str]], texts: Iterable[str], memory: int = 1 << 28) -> Counter[str]:
     """How often each word occurs in the texts. Where the words need more than about so many bytes, the rarest are
