@@ -8,7 +8,11 @@ TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 EDITABLE := --config-settings editable_mode=compat -e .
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: install quickstart test check-data lint types clean
+# Environments for the originals, and the clones (github.com) of those that no package has
+THEIRS := $(VENV)-originals
+CLONES := google-research/bert openai/gpt-2 zihangdai/xlnet kimiyoung/transformer-xl
+
+.PHONY: install quickstart test check-data parity golden originals lint types clean
 
 install: $(VENV)/.run
 
@@ -25,6 +29,26 @@ check-data: $(VENV)/.real
 	@test -d "$(DATA)" || { echo "error: no data in '$(DATA)': name the folder, make check-data DATA=FOLDER" >&2; exit 1; }
 	DATA="$(DATA)" $(TEST) -n 2 tests/real
 
+# What transformers computes, live: it reads what we write, and we what it writes.
+parity: $(THEIRS)/.made
+	JAX_PLATFORMS=cpu $(THEIRS)/bin/python -m tests.golden.parity
+	JAX_PLATFORMS=cpu $(THEIRS)/bin/python -m tests.golden.parity_tokenizers
+
+# Records what the originals compute anew: make golden ORIGINALS=FOLDER, where their clones are
+golden: originals $(THEIRS)/.made $(THEIRS)-old/.made $(THEIRS)-tensorflow/.made
+	$(THEIRS)/bin/python -m tests.golden.record
+	$(THEIRS)/bin/python -m tests.golden.record --original "$(ORIGINALS)/transformer-xl/pytorch"
+	$(THEIRS)-old/bin/python -m tests.golden.record
+	$(THEIRS)/bin/python -m tests.golden.record_curves
+	$(THEIRS)/bin/python -m tests.golden.record_tokenizers --bert "$(ORIGINALS)/bert" --gpt2 "$(ORIGINALS)/gpt-2"
+	$(THEIRS)-tensorflow/bin/python -m tests.golden.record_pretraining --original "$(ORIGINALS)"
+	$(THEIRS)-tensorflow/bin/python -m tests.golden.record_tensorflow --original "$(ORIGINALS)"
+
+originals:
+	@for clone in $(CLONES); do test -d "$(ORIGINALS)/$${clone#*/}" || \
+	  { echo "error: '$(ORIGINALS)' lacks a clone of $$clone: make golden ORIGINALS=FOLDER, with clones of" \
+	    "$(CLONES) (github.com)" >&2; exit 1; }; done
+
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -33,7 +57,16 @@ types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 clean:
-	rm -rf $(VENV) data runs
+	rm -rf $(VENV) $(THEIRS)* data runs
+
+$(THEIRS)/.made: tests/golden/requirements.txt requirements.txt
+$(THEIRS)-old/.made: tests/golden/requirements-old.txt
+$(THEIRS)-tensorflow/.made: tests/golden/requirements-tensorflow.txt
+$(THEIRS)-old/.made: override PYTHON = python3.11
+$(THEIRS)/.made $(THEIRS)-old/.made $(THEIRS)-tensorflow/.made:
+	@$(PYTHON) -m venv $(@D) >&2
+	@$(@D)/bin/python -m pip install --disable-pip-version-check -r $< >&2
+	@touch $@
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -18,11 +18,12 @@ from typing import Annotated, Any, NoReturn
 import jax
 import tyro
 
-from ctx_jax import cli_text
+from ctx_jax import cli_text, cli_transfer
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
 from ctx_jax.serialization import nearest
+from ctx_jax.text import local
 from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.metrics import Diverged
 
@@ -81,6 +82,29 @@ class Generate:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("--prompt is given no text: give one or more")
+
+
+@dataclass(frozen=True)
+class Import:
+    """Make a run folder of a model of another implementation: a folder as Hugging Face lays it out, or a TensorFlow
+    checkpoint of BERT or XLNet. The other way: convert RUN --help."""
+
+    leave_out: tuple[str, ...] = ()
+    """tensors, or modules with all of theirs, that our model has no place for"""
+    tokenizer: Path | None = None
+    """the folder of its tokenizer; default: the model's"""
+    lowercase: bool | None = None
+    """whether the model is uncased; default: as its files say"""
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's last checkpoint as transformers loads it, with its tokenizer. The other way: convert --help."""
+
+    kind: str | None = None
+    """the class, as BertForMaskedLM; default: what the run was imported as, or the class that holds most of it"""
+    shard_bytes: int = 5 * 10**9
+    """bytes of tensors in a file, at most"""
 
 
 @dataclass(frozen=True)
@@ -202,6 +226,20 @@ def generate(arguments: list[str]) -> Any:
     return runs.generate(Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed)
 
 
+def convert(arguments: list[str]) -> Any:
+    from ctx_jax import conversion
+
+    places, rest = positional("convert", arguments, "SOURCE DESTINATION", most=2)
+    if len(places) == 1 and not is_help(rest):
+        raise UsageError(f"convert is given no destination: convert {places[0]} DESTINATION")
+    source, destination = Path(places[0]), local("DESTINATION", places[-1])
+    if conversion.is_run(source):
+        chosen = parse(Export(), rest, "ctx_jax convert RUN FOLDER")
+        return conversion.export_run(source, destination, **vars(chosen))
+    chosen = parse(Import(), rest, "ctx_jax convert FOLDER RUN")
+    return conversion.import_run(source, destination, **vars(chosen))
+
+
 def report(arguments: list[str]) -> Any:
     from ctx_jax.analysis import report as pages
 
@@ -225,7 +263,9 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
+    "convert": convert,
     "report": report,
     "doctor": doctor,
+    **cli_transfer.COMMANDS,
     **cli_text.COMMANDS,
 }

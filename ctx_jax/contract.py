@@ -188,6 +188,10 @@ class Model(Protocol):
         """[B, D] -> [B, classes] fp32; present by config (NSP, SOP, task heads)."""
         ...
 
+    def classify_tokens(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., token_classes] fp32; present by config (tagging, start and end of an answer)."""
+        ...
+
     def initialize(self, batch: Batch) -> None:
         """Touches every parameter: `model.init(key, batch, method="initialize")`."""
         ...

@@ -30,6 +30,8 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
                                                                                         start a run, or resume it
   evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
   generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
+  features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
+  convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers
   report RUN... [--output report.html]                                                  learning curves as a page
   doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
   tokenizer train KIND [--text PATH] [--vocabulary-size N] [--output DIR] ...           learn a tokenizer from text
@@ -61,7 +63,7 @@ def positional(command: str, arguments: list[str], what: str, most: int | None =
     if count == 0:
         raise UsageError(f"{command} needs {what} before any option: python -m ctx_jax {command} {what} ...")
     if most is not None and count > most:
-        raise UsageError(f"{command} takes one {what}, not also {arguments[most]!r}")
+        raise UsageError(f"{command} takes {'one ' * (most == 1)}{what}, not also {arguments[most]!r}")
     return arguments[:count], arguments[count:]
 
 
@@ -122,7 +124,7 @@ def flags(kind: type, default: Any) -> list[str]:
     for field, hint in typing.get_type_hints(kind, include_extras=True).items():
         shown = [about.name for about in getattr(hint, "__metadata__", ()) if getattr(about, "name", None) is not None]
         name = (shown or [field])[0].replace("_", "-")
-        value = getattr(default, field, None)
+        value = getattr(kind if default is None else default, field, None)
         if is_dataclass(value):
             names += [f"--{name}.{option[2:]}" if name else option for option in options(value)]
         else:

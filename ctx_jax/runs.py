@@ -19,7 +19,7 @@ from ctx_jax.contract import Reader, Variables
 from ctx_jax.data.corpora import Corpus, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
-from ctx_jax.data.tokenizers import Tokenizer
+from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
 from ctx_jax.generation.decode import Sampling
@@ -28,7 +28,7 @@ from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import counted, tell
 from ctx_jax.serialization import to_json
-from ctx_jax.text import TOKENIZER, check_text, keep, kept, known_split, open_text, own_tokenizer
+from ctx_jax.text import IMPORTED, TOKENIZER, check_text, keep, kept, known_split, open_text
 from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint
 from ctx_jax.training.state import abstract_state, memory_maker, variables
@@ -49,6 +49,8 @@ def train(
     """
     if continue_from is not None and start_from is not None:
         raise ValueError(f"--continue {continue_from} and --from {start_from}: choose one of them")
+    if continue_from is not None and (find_checkpoint(continue_from)[0] / IMPORTED).is_file():
+        raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
     claim(folder, experiment)
     mesh = experiment.mesh.build()
@@ -88,13 +90,15 @@ def inherited(experiment: Experiment, old: Path | None) -> Tokenizer | None:
     if old is None:
         return None
     folder, _ = find_checkpoint(old)
-    theirs, mine = (to_json(each.data.tokenizer) for each in (load(folder / "experiment.json"), experiment))
-    if theirs != mine:
+    tokenizer, own = kept(folder), experiment.data.tokenizer
+    theirs, mine = (to_json(config) for config in (load(folder / "experiment.json").data.tokenizer, own))
+    same = isinstance(own, Pretrained) and own.load(Path(own.path)).fingerprint == tokenizer.fingerprint
+    if theirs != mine and not same:
         raise ValueError(
             f"{old} has another tokenizer (data.tokenizer {theirs} -> {mine}), and its embeddings mean that one's ids: "
             f"choose the same, or --tokenizer {folder / TOKENIZER}"
         )
-    return kept(folder)
+    return tokenizer
 
 
 @contextmanager
@@ -116,6 +120,8 @@ def alone(folder: Path) -> Iterator[None]:
 def claim(folder: Path, experiment: Experiment) -> None:
     """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun."""
     file = folder / "experiment.json"
+    if (folder / IMPORTED).is_file():
+        raise ValueError(f"{folder} holds an imported model: train from it into another folder, --from {folder} --run")
     if file.is_file() and not begun(folder):
         return
     if file.is_file():
@@ -159,7 +165,7 @@ def open_run(path: Path, **settings: Any) -> Trained:
     abstract = abstract_state(model, optimizer, rows, mesh)
     with Checkpoints(folder) as checkpoints:
         params = checkpoints.restore_params(step, abstract.params)
-    tokenizer = kept(folder) or own_tokenizer(experiment.data)
+    tokenizer = kept(folder)
     return Trained(experiment, tokenizer, mesh, model, variables(params, {}), step)
 
 
@@ -197,6 +203,8 @@ def evaluate(
     Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split" or "text".
     """
     part = known_split(split)
+    if text is None and (find_checkpoint(path)[0] / IMPORTED).is_file():
+        raise ValueError(f"{path} is an imported model, which holds out no text: name what to score with --text")
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
@@ -259,6 +267,7 @@ def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampli
         trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed
     )
     texts = [
-        trained.tokenizer.decode(prompt + continuation) for prompt, continuation in zip(ids, continuations, strict=True)
+        trained.tokenizer.decode(prompt[1:] + continuation)
+        for prompt, continuation in zip(ids, continuations, strict=True)
     ]
     return {"run": str(path), "step": trained.step, "texts": texts}

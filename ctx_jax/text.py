@@ -35,8 +35,8 @@ from ctx_jax.progress import reading, speaks, tell
 from ctx_jax.serialization import nearest
 from ctx_jax.training.checkpoints import begun
 
-TOKENIZER, ABOUT = "tokenizer", "text.json"
-"""In a run folder: its tokenizer, and which text it was begun with."""
+TOKENIZER, ABOUT, IMPORTED = "tokenizer", "text.json", "imported.json"
+"""In a run folder: its tokenizer, which text it was begun with, and what it was made of, if it was not trained."""
 
 
 def open_text(
@@ -125,9 +125,11 @@ def check_text(run: Path, store: Store) -> None:
         )
 
 
-def kept(run: Path) -> Tokenizer | None:
-    """The tokenizer in a run folder, if it has one."""
-    return load_tokenizer(run / TOKENIZER) if (run / TOKENIZER).is_dir() else None
+def kept(run: Path) -> Tokenizer:
+    """The tokenizer in a run folder. Raises FileNotFoundError if it is lost: another one's ids mean other words."""
+    if not (run / TOKENIZER).is_dir():
+        raise FileNotFoundError(f"{run} has lost its tokenizer, which its embeddings need: restore {run / TOKENIZER}")
+    return load_tokenizer(run / TOKENIZER)
 
 
 def local(option: str, path: str) -> Path:

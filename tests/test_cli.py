@@ -356,3 +356,14 @@ def test_a_run_does_not_need_the_folder_that_its_tokenizer_came_from(
     code, out, err = run("tokenizer train elsewhere --output new".split(), capsys)
     assert (code, out) == (2, "")
     assert "elsewhere is trained already" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("generate run --prompt a --temperatur 0", "temperature"),
+        ("features run --poolin mean --input a --output b.npz", "pooling"),
+    ],
+)
+def test_options_of_parts_are_known_where_nothing_has_a_default(command: str, meant: str, capsys):
+    assert run(command.split(), capsys)[2].endswith(f"did you mean '--{meant}'?\n")

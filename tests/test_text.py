@@ -88,14 +88,13 @@ def test_a_bucket_is_copied_from_and_published_to(bucket, data: Data, tmp_path: 
 def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = tmp_path / "run"
     run.mkdir()
-    assert kept(run) is None
+    with pytest.raises(FileNotFoundError, match=r"run has lost its tokenizer, which its embeddings need: restore .*"):
+        kept(run)
     tokenizer, stores = open_text(data, ("train",))
     keep(run, tokenizer, data.corpus, stores["train"])
     keep(run, tokenizer, data.corpus, stores["train"])
     shutil.rmtree(data.folder)
-    mine = kept(run)
-    assert mine is not None
-    assert mine.encode("The Union").ids.tolist() == tokenizer.encode("The Union").ids.tolist()
+    assert kept(run).encode("The Union").ids.tolist() == tokenizer.encode("The Union").ids.tolist()
 
     corpus = Texts("Other words. ")
     other, other_stores = open_text(replace(data, corpus=corpus), ("train",))

@@ -1,5 +1,5 @@
-"""Tokenizers that others published: BERT's WordPiece, GPT's and GPT-2's byte-pair encodings, with the ids of the
-originals.
+"""Tokenizers that others published: BERT's WordPiece, GPT's and GPT-2's byte-pair encodings, Transformer-XL's words,
+with the ids of the originals.
 
 What a tokenizer drops is dropped before words are found, so `Encoding.text` is without it and a word is what stands
 between the white space that is left. SentencePiece's models are in published_pieces.py.
@@ -24,6 +24,7 @@ from tokenizers import models
 from ctx_jax.contract import Vocabulary
 from ctx_jax.data import fingerprint
 from ctx_jax.data.subwords import HAN, ByteLevelBPETokenizer, byte_letters, read_merges
+from ctx_jax.data.symbols import LINE_END, WORDS, WordsTokenizer, read_list
 from ctx_jax.data.tokenizers import SPECIAL, Encoding, Memo, Tokenizer, damaged, read_part
 
 WORD_END = "</w>"
@@ -94,6 +95,41 @@ class PublishedByteBPE(Published):
 
     def load(self, folder: Path) -> Tokenizer:
         return PublishedByteBPETokenizer(folder, self)
+
+
+@dataclass(frozen=True)
+class PublishedWords(Published):
+    """Transformer-XL's vocabulary (kimiyoung/transformer-xl, vocabulary.py): what stands between white space, and at
+    the end of each line the piece that ends it; words.json."""
+
+    lowercase: bool = False
+    """Lower-case the text."""
+
+    def load(self, folder: Path) -> Tokenizer:
+        return PublishedWordsTokenizer(folder, self)
+
+
+class PublishedWordsTokenizer(WordsTokenizer):
+    """One token for each word and each line end; the latter begins and ends a document, too."""
+
+    def __init__(self, folder: Path, config: PublishedWords) -> None:
+        words, content = read_list(folder, WORDS)
+        self.folder = folder
+        self.config = config
+        self.fingerprint = fingerprint(type(self).__name__, config, content)
+        self.vocabulary = special_vocabulary(words, config, folder)
+        end = self.vocabulary.end
+        self._words = [*words[:end], LINE_END, *words[end + 1 :]]
+        self._ids = {word: index for index, word in enumerate(self._words)}
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.folder, self.config)
+
+    def piece(self, index: int) -> str:
+        return self.config.special.end if index == self.vocabulary.end else self._words[index]
+
+    def _normalized(self, text: str) -> str:
+        return text.lower() if self.config.lowercase else text
 
 
 class PublishedByteBPETokenizer(ByteLevelBPETokenizer):

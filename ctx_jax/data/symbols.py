@@ -212,16 +212,16 @@ class WordsTokenizer:
 
     def normalize(self, text: str) -> str:
         """Words with a space between them, "<unk>" for an unknown one, in the lines they are in."""
-        unknown = PIECES["unknown"]
-        lines = unicode_normalized(text, self.normalization).split(LINE_END)
+        unknown = self._words[self.vocabulary.unknown]
+        lines = self._normalized(text).split(LINE_END)
         known = [[word if word in self._ids else unknown for word in line.split()] for line in lines]
         return LINE_END.join(map(" ".join, known))
 
     def encode(self, text: str, continued: bool = False) -> Encoding:
         """`continued` changes nothing: where a passage was cut within a word, its parts are two."""
-        text = unicode_normalized(text, self.normalization)
+        text = self._normalized(text)
         words = text.split()
-        unknown = SPECIAL["unknown"]
+        unknown = self.vocabulary.unknown
         ids = np.fromiter((self._ids.get(word, unknown) for word in words), np.int32, len(words))
         starts = np.flatnonzero(word_characters(text))
         if ends := text.count(LINE_END):
@@ -232,13 +232,16 @@ class WordsTokenizer:
         return Encoding(text, ids, starts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Special ids are left out."""
-        special = set(self.vocabulary.special)
+        """Special ids are left out, but for one that also is the line end."""
+        special = {*self.vocabulary.special} - {self._ids[LINE_END]}
         words = [self._words[index] for index in np.asarray(ids).tolist() if index not in special]
         return " ".join(words).replace(" \n", "\n").replace("\n ", "\n")
 
     def piece(self, index: int) -> str:
         return special_piece(index) or self._words[index]
+
+    def _normalized(self, text: str) -> str:
+        return unicode_normalized(text, self.normalization)
 
 
 CHARACTERS, WORDS = "characters.json", "words.json"

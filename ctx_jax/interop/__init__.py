@@ -23,7 +23,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ctx_jax.contract import Vocabulary
 from ctx_jax.interop.bert import BERT, BERT_CHECKPOINT, DISTILBERT, ROBERTA
-from ctx_jax.interop.family import Family
+from ctx_jax.interop.family import Family, label_names
 from ctx_jax.interop.fields import Fields, read_fields
 from ctx_jax.interop.gpt import GPT, GPT2
 from ctx_jax.interop.layout import Rule, load, parameter_shapes, save
@@ -51,14 +51,16 @@ class Imported(NamedTuple):
     """Their tensors that were left out by name."""
     absent: tuple[str, ...]
     """Our parameters, as "head/dense/kernel", of heads that this kind does not have: to be initialised before use."""
+    labels: tuple[str, ...] | None
+    """The names of the labels of a head for sequence or token classification, by their ids, if config.json has them."""
 
 
 def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
     """Reads config.json (of a TensorFlow checkpoint bert_config.json or xlnet_config.json) and the tensors of a folder.
 
-    The heads are those of which there are tensors, whatever class config.json names. `leave_out` names tensors, or
-    modules with all their tensors ("qa_outputs", "cls/squad"), that our model has no place for and that are to be
-    ignored.
+    The heads are those of which there are tensors, whatever class config.json names; only where two heads' tensors have
+    the same names it decides. `leave_out` names tensors, or modules with all their tensors ("answer_class",
+    "cls/squad"), that our model has no place for and that are to be ignored.
 
     Raises FileNotFoundError for missing files and ValueError, with one line, for tensors that are missing, unused,
     misshapen or untied, for a field of config.json that our models cannot honour, and for pickles that hold more than
@@ -74,7 +76,8 @@ def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
     base = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     buffer = re.compile(f"{re.escape(base)}({family.buffers})")
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out and not buffer.fullmatch(name)}
-    parts = family.parts(tensors, base)
+    named = fields.raw("architectures", None) or ()
+    parts = family.parts(tensors, base, named)
     try:
         config = family.read(fields, parts)
     except ValueError as error:  # our config's own checks do not know the file
@@ -85,8 +88,9 @@ def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
     params = load(rules, shapes, tensors, str(folder), family.config_file)
     absent = tuple(path for path in shapes if path not in params)
     config, params = family.simplify(config, params)
-    kind = family.kind(parts, fields.raw("architectures", None) or ())
-    return Imported(config, unflatten_dict(params, sep="/"), kind, left_out, absent)
+    kind = family.kind(parts, named)
+    labels = fields.labels() if parts & {"sequence", "token"} else None
+    return Imported(config, unflatten_dict(params, sep="/"), kind, left_out, absent, labels)
 
 
 def export_folder(
@@ -96,12 +100,14 @@ def export_folder(
     kind: str,
     *,
     vocabulary: Vocabulary | None = None,
+    labels: Sequence[str] | None = None,
     shard_bytes: int = 5 * 10**9,
 ) -> tuple[str, ...]:
     """Writes a new folder with config.json and the tensors of one of their classes, which transformers loads.
 
     `kind` is a name in `KINDS`; heads that this class does not have are left out, and the names of those parameters
-    returned. `vocabulary` gives config.json the ids of special tokens. Files hold at most `shard_bytes` of tensors.
+    returned. `vocabulary` gives config.json the ids of special tokens, `labels` the names by id of the labels of a head
+    for sequence or token classification (LABEL_0, ... without). Files hold at most `shard_bytes` of tensors.
 
     Nothing is left behind if writing fails. Raises ValueError if the folder exists, or if that class cannot hold this
     model.
@@ -118,7 +124,7 @@ def export_folder(
         raise ValueError(f"{folder} exists: choose a folder that does not")
     parts = family.kinds[kind]
     values = {"architectures": [kind], "model_type": family.model_type, **family.write(config, parts)}
-    values |= special_ids(values, vocabulary)
+    values |= special_ids(values, vocabulary) | label_names(config, parts, labels)
     rules = rules_of(family, config, parts, "" if kind == family.bare else family.prefix)
     ours = flatten_dict(params, sep="/")
     lacking = [path for rule in rules for path in rule.ours if path not in ours]
@@ -140,7 +146,8 @@ def export_folder(
 
 
 def kinds_of(config: Any) -> tuple[str, ...]:
-    """The classes that can hold a model of this config, those first that hold most of it."""
+    """The classes that can hold a model of this config, those first that hold most of it; of equal ones those with a
+    head for a task."""
 
     def holds(kind: str) -> bool:
         family = KINDS[kind]
@@ -152,8 +159,8 @@ def kinds_of(config: Any) -> tuple[str, ...]:
             return False
         return True
 
-    fitting = [kind for kind in KINDS if holds(kind)]
-    return tuple(sorted(fitting, key=lambda kind: -len(KINDS[kind].kinds[kind])))
+    parts = {kind: KINDS[kind].kinds[kind] for kind in KINDS if holds(kind)}
+    return tuple(sorted(parts, key=lambda kind: (-len(parts[kind]), "lm" in parts[kind])))
 
 
 def rules_of(family: Family, config: Any, parts: frozenset[str], base: str) -> list[Rule]:

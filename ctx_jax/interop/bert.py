@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ctx_jax.interop.bundles import read_checkpoint
-from ctx_jax.interop.family import ACTIVATIONS, OPTIMIZER, Family, Parts, labels, needs
+from ctx_jax.interop.family import ACTIVATIONS, OPTIMIZER, Family, Parts, needs, needs_heads, task_heads, token_heads
 from ctx_jax.interop.fields import Fields, their_name
 from ctx_jax.interop.layout import BACK, CONV_BACK, INTO, Form, Rule, dense, layer_norm, linear, norm, table, zeros
 from ctx_jax.models.bert import BertConfig
@@ -100,16 +100,17 @@ def bert_rules(config: BertConfig, parts: Parts) -> list[Rule]:
         ),
         *linear("cls.seq_relationship", "classifier", part="pair"),
         *linear("classifier", "classifier", part="sequence"),
+        *token_heads(),
     ]
 
 
 def checkpoint_rules(config: BertConfig, parts: Parts) -> list[Rule]:
     words, predictions = table(config.vocabulary_size), "cls/predictions/"
 
-    def classifier(scope: str, part: str) -> list[Rule]:
+    def classifier(scope: str, part: str, ours: str = "classifier") -> list[Rule]:
         return [
-            Rule((f"{scope}output_weights",), ("classifier/kernel",), INTO, part),
-            Rule((f"{scope}output_bias",), ("classifier/bias",), part=part),
+            Rule((f"{scope}output_weights",), (f"{ours}/kernel",), INTO, part),
+            Rule((f"{scope}output_bias",), (f"{ours}/bias",), part=part),
         ]
 
     return [
@@ -124,6 +125,7 @@ def checkpoint_rules(config: BertConfig, parts: Parts) -> list[Rule]:
         Rule((f"{predictions}output_bias",), ("head/bias",), words, "lm"),
         *classifier("cls/seq_relationship/", "pair"),
         *classifier("", "sequence"),
+        *classifier("cls/squad/", "answer", "token_classifier"),
     ]
 
 
@@ -135,6 +137,7 @@ def roberta_rules(config: BertConfig, parts: Parts) -> list[Rule]:
         *lm_head(config, "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder.bias"),
         *linear("classifier.dense", "pooler", part="sequence"),
         *linear("classifier.out_proj", "classifier", part="sequence"),
+        *token_heads(),
     ]
     if not config.segments:
         rules.append(Rule((f"{EMBEDDINGS}token_type_embeddings.weight",), (), zeros(1, config.width)))
@@ -148,13 +151,14 @@ def distilbert_rules(config: BertConfig, parts: Parts) -> list[Rule]:
         *lm_head(config, "vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
         *linear("pre_classifier", "pooler", part="sequence"),
         *linear("classifier", "classifier", part="sequence"),
+        *token_heads(),
     ]
 
 
 def heads(fields: Fields, parts: Parts) -> dict[str, Any]:
     """The parts as fields of our config."""
-    classes = 2 if "pair" in parts else fields.classes() if "sequence" in parts else None
-    return {"pooler": bool(parts & {"pooler", "sequence"}), "classes": classes}
+    pair = {"classes": 2} if "pair" in parts else {}
+    return {"pooler": bool(parts & {"pooler", "sequence"}), **task_heads(fields, parts), **pair}
 
 
 def read_bert(fields: Fields, parts: Parts) -> BertConfig:
@@ -206,17 +210,13 @@ def read_distilbert(fields: Fields, parts: Parts) -> BertConfig:
     )
 
 
-def write_heads(config: BertConfig, parts: Parts, model: str) -> dict[str, Any]:
-    """Fields of the heads; raises ValueError if the model lacks one of the parts."""
+def check_heads(config: BertConfig, parts: Parts, model: str) -> None:
+    """Raises ValueError if the model lacks one of the parts."""
     if parts & {"pooler", "sequence"}:
         needs(config, model, pooler=True, pooler_activation="relu" if model == "DistilBERT" else "tanh")
     if "pair" in parts:
         needs(config, f"the next-sentence head of {model}", classes=2)
-    if "sequence" not in parts:
-        return {}
-    if config.classes is None:
-        raise ValueError("classes None cannot be exported: a model for sequence classification needs classes")
-    return labels(config.classes)
+    needs_heads(config, parts)
 
 
 def write_bert(config: BertConfig, parts: Parts, model: str = "BERT") -> dict[str, Any]:
@@ -224,6 +224,7 @@ def write_bert(config: BertConfig, parts: Parts, model: str = "BERT") -> dict[st
         needs(config, model, position_offset=0)
         if not config.segments:
             raise ValueError("segments 0 cannot be exported: BERT has 1 or more (DistilBERT and RoBERTa have none)")
+    check_heads(config, parts, model)
     return {
         "vocab_size": config.vocabulary_size,
         "hidden_size": config.width,
@@ -237,7 +238,6 @@ def write_bert(config: BertConfig, parts: Parts, model: str = "BERT") -> dict[st
         "attention_probs_dropout_prob": config.attention_dropout,
         "layer_norm_eps": config.epsilon,
         "tie_word_embeddings": True,
-        **write_heads(config, parts, model),
     }
 
 
@@ -251,6 +251,7 @@ def write_roberta(config: BertConfig, parts: Parts) -> dict[str, Any]:
 
 def write_distilbert(config: BertConfig, parts: Parts) -> dict[str, Any]:
     needs(config, "DistilBERT", segments=0, position_offset=0, epsilon=1e-12)
+    check_heads(config, parts, "DistilBERT")
     return {
         "vocab_size": config.vocabulary_size,
         "dim": config.width,
@@ -263,7 +264,6 @@ def write_distilbert(config: BertConfig, parts: Parts) -> dict[str, Any]:
         "attention_dropout": config.attention_dropout,
         "sinusoidal_pos_embds": False,
         "tie_word_embeddings": True,
-        **write_heads(config, parts, "DistilBERT"),
     }
 
 
@@ -276,7 +276,6 @@ def without_zero_segments(config: BertConfig, params: dict[str, Any]) -> tuple[B
 
 
 POOLER_SIZES = "pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head"
-# Heads of every token (token classification, question answering) are not ours.
 BERT = Family(
     model_type="bert",
     prefix="bert.",
@@ -286,6 +285,8 @@ BERT = Family(
         "BertForMaskedLM": frozenset({"lm"}),
         "BertForNextSentencePrediction": frozenset({"pooler", "pair"}),
         "BertForSequenceClassification": frozenset({"pooler", "sequence"}),
+        "BertForTokenClassification": frozenset({"token"}),
+        "BertForQuestionAnswering": frozenset({"answer"}),
         "BertModel": frozenset({"pooler"}),
     },
     marks={
@@ -293,7 +294,10 @@ BERT = Family(
         "lm": ("cls.predictions.",),
         "pair": ("cls.seq_relationship.",),
         "sequence": ("classifier.", "{}pooler."),
+        "token": ("classifier.",),
+        "answer": ("qa_outputs.",),
     },
+    rivals=("sequence", "token"),
     read=read_bert,
     rules=bert_rules,
     write=write_bert,
@@ -310,6 +314,7 @@ BERT_CHECKPOINT = replace(
         "lm": ("cls/predictions/",),
         "pair": ("cls/seq_relationship/",),
         "sequence": ("output_weights",),
+        "answer": ("cls/squad/",),
     },
     rules=checkpoint_rules,
     write=None,
@@ -322,12 +327,16 @@ ROBERTA = Family(
     kinds={
         "RobertaForMaskedLM": frozenset({"lm"}),
         "RobertaForSequenceClassification": frozenset({"sequence"}),
+        "RobertaForTokenClassification": frozenset({"token"}),
+        "RobertaForQuestionAnswering": frozenset({"answer"}),
         "RobertaModel": frozenset({"pooler"}),
     },
     marks={
         "pooler": ("{}pooler.",),
         "lm": ("lm_head.",),
         "sequence": ("classifier.out_proj.",),
+        "token": ("classifier.weight",),
+        "answer": ("qa_outputs.",),
     },
     read=read_roberta,
     rules=roberta_rules,
@@ -343,9 +352,17 @@ DISTILBERT = Family(
     kinds={
         "DistilBertForMaskedLM": frozenset({"lm"}),
         "DistilBertForSequenceClassification": frozenset({"sequence"}),
+        "DistilBertForTokenClassification": frozenset({"token"}),
+        "DistilBertForQuestionAnswering": frozenset({"answer"}),
         "DistilBertModel": frozenset(),
     },
-    marks={"lm": ("vocab_",), "sequence": ("pre_classifier.",)},
+    marks={
+        "lm": ("vocab_",),
+        "sequence": ("pre_classifier.",),
+        "token": ("classifier.",),
+        "answer": ("qa_outputs.",),
+    },
+    rivals=("sequence", "token"),
     read=read_distilbert,
     rules=distilbert_rules,
     write=write_distilbert,

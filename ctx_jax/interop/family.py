@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctx_jax.interop.fields import Fields
-from ctx_jax.interop.layout import Rule
+from ctx_jax.interop.layout import Rule, linear
 from ctx_jax.interop.pickles import Lazy
 from ctx_jax.interop.tensors import read_tensors
 
@@ -45,6 +45,9 @@ class Family:
     write: Callable[[Any, Parts], dict[str, Any]] | None = None
     """Their config.json, without model_type and architectures; None = cannot be exported. Raises ValueError where
     theirs cannot express ours."""
+    rivals: tuple[str, ...] = ()
+    """Parts whose tensors share names: if one of them is marked, what is there is told by the class that config.json
+    names, or else the first that is marked."""
     ignored: str = ""
     """Fields of config.json that may have any value, because they do not change what is computed."""
     buffers: str = r"(?!)"
@@ -62,14 +65,19 @@ class Family:
         """The class without heads."""
         return list(self.kinds)[-1]
 
-    def parts(self, names: Iterable[str], base: str) -> Parts:
-        """The parts of which tensors are there."""
+    def parts(self, names: Iterable[str], base: str, named: Sequence[str]) -> Parts:
+        """The parts of which tensors are there; `named` are the classes that config.json names."""
         names = tuple(names)
-        return frozenset(
+        found = frozenset(
             part
             for part, starts in self.marks.items()
             if all(any(name.startswith(start.format(base)) for name in names) for start in starts)
         )
+        rivals = [part for part in self.rivals if part in found]
+        if not rivals:
+            return found
+        told = [self.kinds[kind] for kind in named if kind in self.kinds and self.kinds[kind].intersection(self.rivals)]
+        return found.difference(rivals).union(told[0] if told else rivals[:1])
 
     def kind(self, parts: Parts, named: Sequence[str]) -> str:
         """The class that has most of the parts and no other; of equal ones that which config.json names."""
@@ -86,10 +94,47 @@ class Family:
         ]
 
 
-def labels(classes: int) -> dict[str, Any]:
-    """The names of that many labels, for config.json."""
-    names = {str(index): f"LABEL_{index}" for index in range(classes)}
-    return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
+def token_heads() -> list[Rule]:
+    """A head at every token: of labels, or of the start and the end of an answer."""
+    return [
+        *linear("classifier", "token_classifier", part="token"),
+        *linear("qa_outputs", "token_classifier", part="answer"),
+    ]
+
+
+def task_heads(fields: Fields, parts: Parts) -> dict[str, Any]:
+    """The task heads that are parts, as fields of our config."""
+    return {
+        "classes": fields.classes() if "sequence" in parts else None,
+        "token_classes": fields.classes() if "token" in parts else 2 if "answer" in parts else None,
+    }
+
+
+def label_names(config: Any, parts: Parts, names: Sequence[str] | None) -> dict[str, Any]:
+    """The names of the labels of a task head, for config.json; nothing for other heads.
+
+    Raises ValueError if there are not as many as the head has.
+    """
+    if not parts & {"sequence", "token"}:
+        return {}
+    count = config.classes if "sequence" in parts else config.token_classes
+    names = [f"LABEL_{index}" for index in range(count)] if names is None else names
+    if len(names) != count:
+        raise ValueError(f"{len(names)} labels cannot be exported: the head has {count}, name each of them")
+    by_id = {str(index): name for index, name in enumerate(names)}
+    return {"id2label": by_id, "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def needs_heads(config: Any, parts: Parts) -> None:
+    """Raises ValueError if the config lacks one of the task heads that are parts."""
+    for part, name, task in (
+        ("sequence", "classes", "sequence classification"),
+        ("token", "token_classes", "token classification"),
+    ):
+        if part in parts and getattr(config, name) is None:
+            raise ValueError(f"{name} None cannot be exported: a model for {task} needs {name}")
+    if "answer" in parts:
+        needs(config, "a model for question answering", token_classes=2)
 
 
 def needs(config: Any, model: str, **fields: Any) -> None:

@@ -94,10 +94,23 @@ class Fields:
         if self.raw(name, default) not in (None, value):
             raise self.refuse(name, f"has one such rate or size, and {of} is {value!r}")
 
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of a task head's labels by their ids, if there are any."""
+        names = self.raw("id2label", None)
+        if not names:
+            return None
+        if isinstance(names, dict):
+            found: list[Any] = [names.get(str(index)) for index in range(len(names))]
+            if all(isinstance(name, str) for name in found):
+                return tuple(found)
+        raise ValueError(
+            f'{self.where}: id2label must give a name to each id from 0 on, as {{"0": "no", "1": "yes"}}: mend it'
+        )
+
     def classes(self) -> int:
         """How many labels the task head has (Hugging Face counts their names)."""
-        names = self.raw("id2label", None)
-        return len(names) if isinstance(names, dict) and names else self.integer("num_labels", 2)
+        names = self.labels()
+        return self.integer("num_labels", 2) if names is None else len(names)
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Refuses fields that nobody asked for, unless they are known to change nothing or are off."""

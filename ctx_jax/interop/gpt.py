@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ctx_jax.interop.family import ACTIVATIONS, Family, Parts, needs
+from ctx_jax.interop.family import ACTIVATIONS, Family, Parts, needs, needs_heads, task_heads, token_heads
 from ctx_jax.interop.fields import Fields, their_name
-from ctx_jax.interop.layout import CONV_BACK, CONV_INTO, FLAT, Rule, linear, norm, table, together
+from ctx_jax.interop.layout import CONV_BACK, CONV_INTO, FLAT, INTO, Rule, linear, norm, table, together
 from ctx_jax.models.gpt import GptConfig
 
 BLOCK = "stack/layers/blocks_0/"
@@ -33,6 +33,8 @@ def rules(config: GptConfig, tokens: str, positions: str) -> list[Rule]:
         *norm(f"{LAYER}ln_2", f"{BLOCK}feed_forward_norm"),
         *linear(f"{LAYER}mlp.c_fc", f"{BLOCK}feed_forward/input", CONV_INTO),
         *linear(f"{LAYER}mlp.c_proj", f"{BLOCK}feed_forward/output", CONV_BACK),
+        Rule(("score.weight",), ("classifier/kernel",), INTO, "sequence"),
+        *token_heads(),
     ]
 
 
@@ -60,6 +62,7 @@ def read(fields: Fields, parts: Parts, vocabulary: int, positions: int, **rest: 
         dropout=dropout,
         attention_dropout=fields.number("attn_pdrop", 0.1),
         epsilon=fields.number("layer_norm_epsilon", 1e-5),
+        **task_heads(fields, parts),
         **rest,
     )
 
@@ -82,7 +85,8 @@ def read_gpt2(fields: Fields, parts: Parts) -> GptConfig:
     return read(fields, parts, 50257, 1024, activation=activation)
 
 
-def write(config: GptConfig, model: str) -> dict[str, Any]:
+def write(config: GptConfig, parts: Parts, model: str) -> dict[str, Any]:
+    needs_heads(config, parts)
     if set(config.attention_pattern) != {"dense"} or len(config.attention_pattern) > 1:
         raise ValueError(
             f"attention_pattern {config.attention_pattern} cannot be exported: {model} has dense layers alone"
@@ -103,13 +107,13 @@ def write(config: GptConfig, model: str) -> dict[str, Any]:
 
 def write_gpt(config: GptConfig, parts: Parts) -> dict[str, Any]:
     needs(config, "GPT", norm="post", feed_forward=4 * config.width)
-    return {**write(config, "GPT"), "afn": their_name(OLD_ACTIVATIONS, config.activation, "activation", "GPT")}
+    return {**write(config, parts, "GPT"), "afn": their_name(OLD_ACTIVATIONS, config.activation, "activation", "GPT")}
 
 
 def write_gpt2(config: GptConfig, parts: Parts) -> dict[str, Any]:
     needs(config, "GPT-2", norm="pre")
     activation = their_name({"gelu_new": "gelu_tanh", **ACTIVATIONS}, config.activation, "activation", "GPT-2")
-    return {**write(config, "GPT-2"), "n_inner": config.feed_forward, "activation_function": activation}
+    return {**write(config, parts, "GPT-2"), "n_inner": config.feed_forward, "activation_function": activation}
 
 
 SUMMARY = "summary_type summary_use_proj summary_activation summary_proj_to_labels n_ctx"
@@ -118,8 +122,12 @@ GPT = Family(
     model_type="openai-gpt",
     prefix="transformer.",
     config=GptConfig,
-    kinds={"OpenAIGPTLMHeadModel": frozenset(), "OpenAIGPTModel": frozenset()},
-    marks={},
+    kinds={
+        "OpenAIGPTLMHeadModel": frozenset(),
+        "OpenAIGPTForSequenceClassification": frozenset({"sequence"}),
+        "OpenAIGPTModel": frozenset(),
+    },
+    marks={"sequence": ("score.",)},
     read=read_gpt,
     rules=gpt_rules,
     write=write_gpt,
@@ -130,8 +138,14 @@ GPT2 = Family(
     model_type="gpt2",
     prefix="transformer.",
     config=GptConfig,
-    kinds={"GPT2LMHeadModel": frozenset(), "GPT2Model": frozenset()},
-    marks={},
+    kinds={
+        "GPT2LMHeadModel": frozenset(),
+        "GPT2ForSequenceClassification": frozenset({"sequence"}),
+        "GPT2ForTokenClassification": frozenset({"token"}),
+        "GPT2ForQuestionAnswering": frozenset({"answer"}),
+        "GPT2Model": frozenset(),
+    },
+    marks={"sequence": ("score.",), "token": ("classifier.",), "answer": ("qa_outputs.",)},
     read=read_gpt2,
     rules=gpt2_rules,
     write=write_gpt2,

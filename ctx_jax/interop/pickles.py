@@ -141,7 +141,53 @@ def read_state_dict(path: Path) -> dict[str, Lazy]:
     return {name: Lazy(stored.shape, partial(view, stored, read)) for name, stored in state.items()}
 
 
-def read_zipped(path: Path) -> tuple[Any, Callable[[Storage], bytes]]:
+class Empty:
+    """Stands for any object of a pickle; whatever the pickle does with it, nothing happens."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Empty:
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def append(self, value: Any) -> None: ...
+
+    def extend(self, values: Any) -> None: ...
+
+    def add(self, value: Any) -> None: ...
+
+
+class PlainReader(Reader):
+    """Reads numbers, strings, lists and dictionaries; `Empty` takes the place of every other object."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        return ADMITTED.get((module, name), Empty)
+
+
+def read_dictionary(path: Path) -> dict[str, Any]:
+    """The dictionary in a file that pickle or PyTorch wrote, as far as it is plain (`PlainReader`).
+
+    Raises ValueError if there is none, or if the file is damaged.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            found, _ = read_zipped(path, PlainReader)
+        else:
+            with path.open("rb") as file:
+                found = PlainReader(file).load()
+                if found == OLD_MAGIC:
+                    found, _ = read_old(path, PlainReader)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in every way
+        raise ValueError(f"{path} is not a pickle that can be read ({type(error).__name__}): fetch it again") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no dictionary")
+    return found
+
+
+def read_zipped(path: Path, reader: type[Reader] = Reader) -> tuple[Any, Callable[[Storage], bytes]]:
     """The object in a file of PyTorch 1.6 or later, and what reads its storages."""
     with zipfile.ZipFile(path) as archive:
         pickled = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -151,7 +197,7 @@ def read_zipped(path: Path) -> tuple[Any, Callable[[Storage], bytes]]:
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
             raise pickle.UnpicklingError("written on a big-endian machine")
         with archive.open(pickled[0]) as file:
-            state = Reader(file).load()
+            state = reader(file).load()
 
     def read(storage: Storage) -> bytes:
         with zipfile.ZipFile(path) as archive:
@@ -160,11 +206,11 @@ def read_zipped(path: Path) -> tuple[Any, Callable[[Storage], bytes]]:
     return state, read
 
 
-def read_old(path: Path) -> tuple[Any, Callable[[Storage], bytes]]:
+def read_old(path: Path, reader: type[Reader] = Reader) -> tuple[Any, Callable[[Storage], bytes]]:
     """The same of the format before: pickles of magic number, version, system, object and keys, then the storages."""
     sizes: dict[str, int] = {}
 
-    class Sized(Reader):
+    class Sized(reader):
         def persistent_load(self, pid: Any, /) -> Storage:
             storage = super().persistent_load(pid)
             sizes[storage.key] = storage.size * element(storage).itemsize

@@ -4,6 +4,7 @@ with an index."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,10 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
     total = 0
 
     def flush() -> None:
-        save_file(held, folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        save_file(held, file := folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
+        (usual := folder / "usual").touch()
+        shutil.copymode(usual, file)  # the library's file is its owner's alone
+        usual.unlink()
         shards.append(list(held))
         held.clear()
 

@@ -11,6 +11,7 @@ Which pieces are special is read from the folder, where it says so, else known o
     OpenAI GPT              vocab.json, merges.txt with </w>    \\n</w>      \\n</w>      \\n</w>
     GPT-2                   vocab.json, merges.txt              <|endoftext|> for all, padding and unknown too
     RoBERTa                 vocab.json, merges.txt              <s>         </s>        <s>, </s>
+    Transformer-XL          vocab.bin, .pkl or .txt         <eos>       <eos>       <eos>
     XLNet                   spiece.model                        <eod>       <eod>       <cls>, <sep>
     T5                      spiece.model                        </s>        </s>        </s>
 
@@ -36,12 +37,15 @@ from ctx_jax.data.published import (
     PublishedByteBPE,
     PublishedWordBPE,
     PublishedWordPiece,
+    PublishedWords,
     Special,
 )
 from ctx_jax.data.published_pieces import MODEL, PublishedPieces
 from ctx_jax.data.sentencepieces import MODEL as OWN_MODEL
+from ctx_jax.data.symbols import WORDS
 from ctx_jax.data.tokenizers import CONFIG, KINDS, SPECIAL, Tokenizer, load_tokenizer, save_config
 from ctx_jax.interop.backends import parse_backend, write_backend
+from ctx_jax.interop.pickles import read_dictionary
 from ctx_jax.serialization import from_json, to_json
 
 OWN = "ctx_jax"
@@ -70,6 +74,7 @@ BERT = {
 GPT = {"unknown": "<unk>", "end": "\n</w>"}
 ROBERTA = {"pad": "<pad>", "unknown": "<unk>", "begin": "<s>", "end": "</s>", "mask": "<mask>"}
 GPT2 = {"unknown": "<|endoftext|>", "end": "<|endoftext|>"}
+WORDS_OF_LINES = {"unknown": "<unk>", "end": "<eos>"}
 PIECES = {**ROBERTA, "classification": "<cls>", "separator": "<sep>"}
 
 
@@ -167,6 +172,8 @@ def recognise(folder: Path, lowercase: bool | None) -> tuple[dict[str, bytes], A
     contents = {kind: content_of(named.get(name)) for kind, name in TOKENS.items()}
     model = settings.get("tokenizer_class") or read_json(folder / CONFIG, {}).get("model_type") or ""
     about = Files(folder, settings, model.lower(), {k: piece for k, piece in contents.items() if piece})
+    if about.model.startswith("transfo"):
+        return words(about)
     if (folder / "vocab.txt").is_file():
         return wordpiece(about, (folder / "vocab.txt").read_bytes(), lowercase)
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
@@ -221,6 +228,27 @@ def byte_pairs(about: Files, vocabulary: bytes, merges: bytes) -> tuple[dict[str
     special, added = about.special(pieces, family, lossless=not words)
     config = (PublishedWordBPE if words else PublishedByteBPE)(len(pieces) + len(added), special, added)
     return {"vocab.json": vocabulary, "merges.txt": merges}, config
+
+
+def words(about: Files) -> tuple[dict[str, bytes], Published]:
+    """Transformer-XL's vocabulary: a pickle of its class's fields, or a word a line."""
+    pickled = [about.folder / name for name in ("vocab.bin", "vocab.pkl") if (about.folder / name).is_file()]
+    plain = about.folder / "vocab.txt"
+    if pickled:
+        found = read_dictionary(pickled[0])
+        pieces, lowercase = found.get("idx2sym"), bool(found.get("lower_case", False))
+        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+            raise ValueError(f"{pickled[0]} is no vocabulary of Transformer-XL: it has no list of words, idx2sym")
+    elif plain.is_file():
+        lines = plain.read_text(encoding="utf-8").split("\n")
+        pieces, lowercase = [line.split()[0] for line in lines if line.split()], False
+    else:
+        raise FileNotFoundError(
+            f"no tokenizer in {about.folder}: Transformer-XL's is vocab.bin, vocab.pkl or vocab.txt"
+        )
+    special, added = about.special(pieces, WORDS_OF_LINES)
+    config = PublishedWords(len(pieces) + len(added), special, added, lowercase)
+    return {WORDS: json.dumps([*pieces, *added], indent=0).encode()}, config
 
 
 def sentence_pieces(about: Files, content: bytes, lowercase: bool | None) -> tuple[dict[str, bytes], Published]:

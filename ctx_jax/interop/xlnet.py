@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ctx_jax.interop.bundles import read_checkpoint
-from ctx_jax.interop.family import ACTIVATIONS, OPTIMIZER, Family, Parts, labels, needs
+from ctx_jax.interop.family import ACTIVATIONS, OPTIMIZER, Family, Parts, needs, needs_heads, task_heads, token_heads
 from ctx_jax.interop.fields import Fields, their_name
 from ctx_jax.interop.layout import HEADS_LAST, Rule, dense, layer_norm, linear, norm, reshaped, table
 from ctx_jax.models.xlnet import XLNetConfig
@@ -44,6 +44,7 @@ def rules(config: XLNetConfig, parts: Parts) -> list[Rule]:
         Rule(("lm_loss.bias",), ("head_bias",), table(size), "lm"),
         *linear("sequence_summary.summary", "pooler", part="sequence"),
         *linear("logits_proj", "classifier", part="sequence"),
+        *token_heads(),
     ]
 
 
@@ -111,17 +112,13 @@ def read(fields: Fields, parts: Parts) -> XLNetConfig:
         attention_dropout=dropout,
         epsilon=fields.number("layer_norm_eps", 1e-12),
         pooler="sequence" in parts,
-        classes=fields.classes() if "sequence" in parts else None,
+        **task_heads(fields, parts),
     )
 
 
 def write(config: XLNetConfig, parts: Parts) -> dict[str, Any]:
     needs(config, "XLNet, whose rates are one,", attention_dropout=config.dropout)
-    names: dict[str, Any] = {}
-    if "sequence" in parts:
-        if config.classes is None:
-            raise ValueError("classes None cannot be exported: a model for sequence classification needs classes")
-        names = labels(config.classes)
+    needs_heads(config, parts)
     return {
         "vocab_size": config.vocabulary_size,
         "d_model": config.width,
@@ -143,7 +140,6 @@ def write(config: XLNetConfig, parts: Parts) -> dict[str, Any]:
         "summary_use_proj": True,
         "summary_activation": "tanh",
         "tie_word_embeddings": True,
-        **names,
     }
 
 
@@ -154,9 +150,16 @@ XLNET = Family(
     kinds={
         "XLNetLMHeadModel": frozenset({"lm"}),
         "XLNetForSequenceClassification": frozenset({"sequence"}),
+        "XLNetForTokenClassification": frozenset({"token"}),
+        "XLNetForQuestionAnsweringSimple": frozenset({"answer"}),
         "XLNetModel": frozenset(),
     },
-    marks={"lm": ("lm_loss.bias",), "sequence": ("logits_proj.", "sequence_summary.")},
+    marks={
+        "lm": ("lm_loss.bias",),
+        "sequence": ("logits_proj.", "sequence_summary."),
+        "token": ("classifier.",),
+        "answer": ("qa_outputs.",),
+    },
     read=read,
     rules=rules,
     write=write,

@@ -20,7 +20,7 @@ def validate(config: Any) -> None:
         if value < 0:
             raise ValueError(f"{name} {value} is negative: choose 0 or more")
     sizes = ("vocabulary_size", "vocabulary_multiple", "width", "layers", "heads", "feed_forward", "max_length")
-    for name, value in given(*sizes, "classes", "band"):
+    for name, value in given(*sizes, "classes", "token_classes", "band"):
         if value < 1:
             raise ValueError(f"{name} {value} is not a size: choose 1 or more")
     for name, value in given("epsilon"):

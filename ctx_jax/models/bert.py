@@ -75,6 +75,9 @@ class BertConfig:
     """tanh, or relu (DistilBERT's classifiers)."""
     classes: int | None = 2
     """Classes of the head on the pooled vector (2 = next sentence or sentence order); None = no such head."""
+    token_classes: int | None = None
+    """Outputs of a head at every token: labels of tagging; 2 for the start and the end of an answer. None = no such
+    head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters are fp32 always."""
     scan: bool = True
@@ -159,6 +162,8 @@ class Bert(nn.Module):
             self.pooler = Linear((c.width,), (c.width,), ("width", "activation"), INIT)
         if c.classes is not None:
             self.classifier = Linear((c.width,), (c.classes,), ("width", "classes"), INIT)
+        if c.token_classes is not None:
+            self.token_classifier = Linear((c.width,), (c.token_classes,), ("width", "classes"), INIT)
 
     def __call__(
         self, batch: Batch, memory: Any = None, *, key: jax.Array | None = None, collect: tuple[str, ...] = ()
@@ -194,11 +199,17 @@ class Bert(nn.Module):
         """[B, D] -> [B, classes] in fp32."""
         return self.classifier(pooled.astype(jnp.promote_types(pooled.dtype, jnp.float32)))
 
+    def classify_tokens(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., token_classes] in fp32."""
+        return self.token_classifier(hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)))
+
     def initialize(self, batch: Batch) -> None:
         output = self(batch)
         self.logits(output.hidden[:, :1])
         if output.pooled is not None and self.config.classes is not None:
             self.classify(output.pooled)
+        if self.config.token_classes is not None:
+            self.classify_tokens(output.hidden)
 
     def init_memory(self, batch_size: int) -> None:
         return None

@@ -27,7 +27,7 @@ from ctx_jax.contract import Batch, ModelOutput, TokenScores
 from ctx_jax.layers.attention import Past, SelfAttention
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
-from ctx_jax.layers.linear import dropout, split_key
+from ctx_jax.layers.linear import Linear, dropout, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
 from ctx_jax.layers.norm import LayerNorm
 from ctx_jax.layers.positions import counted
@@ -74,6 +74,11 @@ class GptConfig:
     """Rate on the attention probabilities."""
     epsilon: float = 1e-5
     """Added to LayerNorm's variance."""
+    classes: int | None = None
+    """Classes of the head on each row's last token; None = no such head."""
+    token_classes: int | None = None
+    """Outputs of a head at every token: labels of tagging; 2 for the start and the end of an answer. None = no such
+    head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters are fp32 always."""
     scan: bool = True
@@ -194,17 +199,27 @@ class Gpt(nn.Module):
         self.stack = Stack(partial(Period, c), c.layers // len(c.attention_pattern), c.scan, c.remat)
         if c.norm == "pre":
             self.final_norm = LayerNorm(c.width, c.epsilon)
+        init = nn.initializers.normal(STD)
+        if c.classes is not None:
+            self.classifier = Linear((c.width,), (c.classes,), ("width", "classes"), init, use_bias=False)
+        if c.token_classes is not None:
+            self.token_classifier = Linear((c.width,), (c.token_classes,), ("width", "classes"), init)
 
     def __call__(
         self, batch: Batch, memory: Any = None, *, key: jax.Array | None = None, collect: tuple[str, ...] = ()
     ) -> ModelOutput:
         """Reads `tokens`, `documents`, `positions`. Raises ValueError if the rows are longer than `max_length`.
 
-        The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm.
+        The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm. `pooled`
+        [B, D], there with `classes`, is `hidden` at each row's last token that is no padding.
         """
         shared = Shared(batch["documents"], batch["positions"], collect)
         embedding, hidden, outputs = self.read(batch["tokens"], batch["positions"], None, shared, key)
-        return ModelOutput(hidden, layers=all_layers(embedding, outputs), attention=outputs.get("attention"))
+        pooled = None
+        if self.config.classes is not None:
+            pooled = jnp.take_along_axis(hidden, last_token(batch["documents"])[..., None], axis=1)[:, 0]
+        layers, attention = all_layers(embedding, outputs), outputs.get("attention")
+        return ModelOutput(hidden, pooled=pooled, layers=layers, attention=attention)
 
     def read(
         self, tokens: jax.Array, positions: jax.Array, past: Past | None, shared: Shared, key: jax.Array | None
@@ -230,8 +245,20 @@ class Gpt(nn.Module):
         """[..., D] -> [..., V] in fp32."""
         return vocabulary_logits(hidden, self.tokens.embedding, None)[..., : self.config.vocabulary_size]
 
+    def classify(self, pooled: jax.Array) -> jax.Array:
+        """[B, D] -> [B, classes] in fp32, without a bias (GPT, equation 3)."""
+        return self.classifier(pooled.astype(jnp.promote_types(pooled.dtype, jnp.float32)))
+
+    def classify_tokens(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., token_classes] in fp32."""
+        return self.token_classifier(hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)))
+
     def initialize(self, batch: Batch) -> None:
-        self(batch)
+        output = self(batch)
+        if output.pooled is not None:
+            self.classify(output.pooled)
+        if self.config.token_classes is not None:
+            self.classify_tokens(output.hidden)
 
     def init_memory(self, batch_size: int) -> None:
         return None
@@ -260,9 +287,7 @@ class Gpt(nn.Module):
 
         A full cache does not grow: the caller makes room in `start`.
         """
-        slots = jnp.arange(cache.documents.shape[1])
-        last = jnp.where(cache.documents != 0, slots, 0).max(1, keepdims=True)
-        document = jnp.maximum(jnp.take_along_axis(cache.documents, last, axis=1), 1)
+        document = jnp.maximum(jnp.take_along_axis(cache.documents, last_token(cache.documents), axis=1), 1)
         documents = jnp.concatenate([cache.documents, document], axis=1)
         positions = counted(documents)
         past = Past(cache.keys, cache.values)
@@ -271,3 +296,8 @@ class Gpt(nn.Module):
         write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=cache.used)
         keys, values = (write(old, new, axis=2) for old, new in zip(past, outputs["past"], strict=True))
         return self.logits(hidden[:, 0]), Cache(keys, values, write(cache.documents, document, axis=1), cache.used + 1)
+
+
+def last_token(documents: jax.Array) -> jax.Array:
+    """Packing ids [B, T] -> [B, 1]: the last place of each row that is no padding."""
+    return jnp.where(documents != 0, jnp.arange(documents.shape[1]), 0).max(1, keepdims=True)

@@ -96,6 +96,9 @@ class XLNetConfig:
     """Whether the last token goes through a dense layer and tanh, for `classify`."""
     classes: int | None = None
     """Classes of the head on the pooled vector; None = no such head."""
+    token_classes: int | None = None
+    """Outputs of a head at every token: labels of tagging; 2 for the start and the end of an answer. None = no such
+    head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters are fp32 always."""
     scan: bool = True
@@ -207,6 +210,8 @@ class XLNet(nn.Module):
             self.pooler = Linear((c.width,), (c.width,), ("width", "activation"), INIT)
         if c.classes is not None:
             self.classifier = Linear((c.width,), (c.classes,), ("width", "classes"), INIT)
+        if c.token_classes is not None:
+            self.token_classifier = Linear((c.width,), (c.token_classes,), ("width", "classes"), INIT)
 
     def __call__(
         self,
@@ -304,11 +309,17 @@ class XLNet(nn.Module):
         """[B, D] -> [B, classes] in fp32."""
         return self.classifier(pooled.astype(jnp.promote_types(pooled.dtype, jnp.float32)))
 
+    def classify_tokens(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [..., token_classes] in fp32."""
+        return self.token_classifier(hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32)))
+
     def initialize(self, batch: Batch) -> None:
         output = self(batch)
         self.logits(output.hidden[:, :1])
         if output.pooled is not None and self.config.classes is not None:
             self.classify(output.pooled)
+        if self.config.token_classes is not None:
+            self.classify_tokens(output.hidden)
 
     def init_memory(self, batch_size: int) -> Memory | None:
         """An empty memory, or None if `memory_length` is 0."""

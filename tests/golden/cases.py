@@ -22,7 +22,7 @@ class Case:
     """The tensor of whose gradient there is a record: the token embedding, tied to the softmax where there is one."""
     read: Callable[[Any, Arrays, Any], dict[str, Any]]
     """(model, batch, memory) -> tensors "layers" [B, L + 1, T, D], "logits" or "log_probabilities", "classes",
-    "memory"; those that there are."""
+    "token_classes", "memory"; those that there are."""
     length: int = 13
     rows: int = 3
     windows: int = 1
@@ -40,6 +40,15 @@ class Case:
     """Tensors that are multiplied after drawing."""
 
 
+def head(model: Any, y: Any) -> dict[str, Any]:
+    """What the head gave; of an answer's start and end both in one."""
+    if "start_logits" in y:
+        return {"token_classes": torch.stack([y.start_logits, y.end_logits], -1)}
+    if y.logits.ndim == 2:
+        return {"classes": y.logits}
+    return {"token_classes" if "TokenClassification" in type(model).__name__ else "logits": y.logits}
+
+
 def encoder(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"token_type_ids": torch.tensor(batch["segments"])} if "segments" in batch else {}
     mask = torch.tensor(batch["documents"] != 0).long()
@@ -47,7 +56,7 @@ def encoder(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
     found = {"layers": torch.stack(y.hidden_states, 1)}
     if "seq_relationship_logits" in y:
         return found | {"logits": y.prediction_logits, "classes": y.seq_relationship_logits}
-    return found | {"logits" if y.logits.ndim == 3 else "classes": y.logits}
+    return found | head(model, y)
 
 
 def decoder(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
@@ -58,7 +67,7 @@ def decoder(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
     mask = torch.tensor(batch["documents"] != 0).long()
     y = model(input_ids=torch.tensor(batch["tokens"]), attention_mask=mask, output_hidden_states=True)
     hook.remove()
-    return {"layers": torch.stack([*y.hidden_states[:-1], raw[0]], 1), "logits": y.logits}
+    return {"layers": torch.stack([*y.hidden_states[:-1], raw[0]], 1), **head(model, y)}
 
 
 def xlnet(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def xlnet(model: Any, batch: Arrays, memory: Any) -> dict[str, Any]:
         **arguments,
     )
     content = y.hidden_states[::2] if "ranks" in batch else y.hidden_states
-    found = {"layers": torch.stack(content, 1), "logits" if y.logits.ndim == 3 else "classes": y.logits}
+    found = {"layers": torch.stack(content, 1), **head(model, y)}
     return found | ({"memory": y.mems} if model.config.mem_len else {})
 
 
@@ -143,8 +152,15 @@ TRANSFORMER_XL = {
     "n_layer": 2,
     "mem_len": 6,
 }
+# With heads for tasks.
+BERT_TASK = {**BERT, "hidden_size": 12, "intermediate_size": 20}
+ROBERTA_TASK = {**BERT_TASK, "type_vocab_size": 1}
+DISTILBERT_TASK = {**DISTILBERT, "dim": 12, "n_layers": 2, "hidden_dim": 20}
+GPT_TASK = {**GPT, "n_embd": 12, "n_layer": 2, "pad_token_id": 0}
+XLNET_TASK = {**XLNET, "d_model": 12, "d_inner": 20, "mem_len": None}
 WORDS, SUMS = "embeddings.word_embeddings.weight", "word_emb.emb_layers.0.weight"
 SEGMENTS = "roberta.embeddings.token_type_embeddings.weight"
+XLNET_WORDS = "transformer.word_embedding.weight"
 PERMUTED: dict[str, Any] = {"rows": 2, "windows": 2, "segments": 3, "targets": 4}
 STREAM: dict[str, Any] = {"length": 7, "rows": 2, "windows": 2, "padding": "nowhere"}
 
@@ -203,7 +219,7 @@ CASES = {
     "xlnet_lm": Case(
         "XLNetLMHeadModel",
         {**XLNET, "mem_len": 9, "reuse_len": 6},
-        "transformer.word_embedding.weight",
+        XLNET_WORDS,
         xlnet,
         padding="left",
         **PERMUTED,
@@ -219,7 +235,7 @@ CASES = {
             "bi_data": True,
             "clamp_len": 8,
         },
-        "transformer.word_embedding.weight",
+        XLNET_WORDS,
         xlnet,
         reversed=True,
         padding="left",
@@ -228,11 +244,54 @@ CASES = {
     "xlnet_causal_classification": Case(
         "XLNetForSequenceClassification",
         {**XLNET, "attn_type": "uni", "mem_len": None, "ff_activation": "relu", "num_labels": 3},
-        "transformer.word_embedding.weight",
+        XLNET_WORDS,
         xlnet,
         length=9,
         padding="nowhere",
         segments=3,
+    ),
+    "bert_tokens": Case(
+        "BertForTokenClassification",
+        {**BERT_TASK, "id2label": {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}},
+        f"bert.{WORDS}",
+        encoder,
+        segments=2,
+    ),
+    "bert_answers": Case("BertForQuestionAnswering", BERT_TASK, f"bert.{WORDS}", encoder, length=11, segments=2),
+    "roberta_tokens": Case(
+        "RobertaForTokenClassification", {**ROBERTA_TASK, "num_labels": 3}, f"roberta.{WORDS}", encoder, pad=1, length=9
+    ),
+    "roberta_answers": Case("RobertaForQuestionAnswering", ROBERTA_TASK, f"roberta.{WORDS}", encoder, pad=1),
+    "distilbert_tokens": Case(
+        "DistilBertForTokenClassification", {**DISTILBERT_TASK, "num_labels": 4}, f"distilbert.{WORDS}", encoder
+    ),
+    "distilbert_answers": Case(
+        "DistilBertForQuestionAnswering", DISTILBERT_TASK, f"distilbert.{WORDS}", encoder, length=11
+    ),
+    "gpt_classification": Case(
+        "OpenAIGPTForSequenceClassification",
+        {**GPT_TASK, "num_labels": 3},
+        "transformer.tokens_embed.weight",
+        decoder,
+    ),
+    "gpt2_classification": Case(
+        "GPT2ForSequenceClassification", {**GPT_TASK, "num_labels": 4}, "transformer.wte.weight", decoder, length=11
+    ),
+    "gpt2_tokens": Case(
+        "GPT2ForTokenClassification", {**GPT_TASK, "num_labels": 3}, "transformer.wte.weight", decoder, length=9
+    ),
+    "gpt2_answers": Case("GPT2ForQuestionAnswering", GPT_TASK, "transformer.wte.weight", decoder),
+    "xlnet_tokens": Case(
+        "XLNetForTokenClassification",
+        {**XLNET_TASK, "num_labels": 5},
+        XLNET_WORDS,
+        xlnet,
+        length=9,
+        padding="left",
+        segments=3,
+    ),
+    "xlnet_answers": Case(
+        "XLNetForQuestionAnsweringSimple", XLNET_TASK, XLNET_WORDS, xlnet, padding="left", segments=3
     ),
     "transformer_xl_divided": Case(
         "TransfoXLLMHeadModel",

@@ -61,6 +61,12 @@ def ours(imported: Imported, record: Arrays) -> Arrays:
             found["log_probabilities"] = jax.nn.log_softmax(found["logits"])
             scores = model.apply(variables, hidden, batch["targets"], batch["target_weights"], method="score")
             loss += scores.total
+        if getattr(imported.config, "token_classes", None):
+            found["token_classes"] = model.apply(variables, hidden, method="classify_tokens")
+            chances = jax.nn.log_softmax(found["token_classes"])
+            targets = batch["targets"] % chances.shape[-1]
+            nll = -jnp.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
+            loss += (nll * batch["target_weights"]).sum()
         if getattr(imported.config, "classes", None):
             found["classes"] = model.apply(variables, output.pooled, method="classify")
             chances = jax.nn.log_softmax(found["classes"])
@@ -69,7 +75,8 @@ def ours(imported: Imported, record: Arrays) -> Arrays:
 
     absent = {path: np.zeros(parameter_shapes(imported.config)[path], np.float32) for path in imported.absent}
     params = unflatten_dict({**flatten_dict(imported.params, sep="/"), **absent}, sep="/")
-    step = jax.jit(jax.value_and_grad(read, has_aux=True))
+    quick = {"xla_backend_optimization_level": 0}  # each runs once or twice: compiling takes most of the time
+    step = jax.jit(jax.value_and_grad(read, has_aux=True), compiler_options=quick)
     memory, found, loss, gradient = first_memory(imported, len(windows[0]["tokens"])), {}, None, None
     for number, batch in enumerate(windows):
         (loss, (values, memory)), gradient = step(params, batch, memory)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import logging
 import secrets
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -24,7 +23,7 @@ import transformers
 from ctx_jax.interop import KINDS, Imported, export_folder, import_folder, kinds_of, rules_of
 from tests.golden.cases import CASES, Case
 from tests.golden.compare import compared, load_record, windows_of
-from tests.golden.record import possible, record, run
+from tests.golden.record import find_original, possible, record, run
 
 MOST, MEAN = 1e-4, 1e-5
 """Errors that are allowed in fp32, absolute."""
@@ -67,16 +66,25 @@ def load(kind: str, folder: Path) -> Any:
 
 
 def exported_error(case: Case, imported: Imported, folder: Path, exported: Path) -> float:
-    """The largest difference between the record and what transformers computes from our folder."""
-    left = export_folder(imported.config, imported.params, exported, case.kind, shard_bytes=30_000)
+    """The largest difference between the record and what transformers computes from our folder; exits if there is
+    one."""
+    left = export_folder(
+        imported.config, imported.params, exported, case.kind, labels=imported.labels, shard_bytes=30_000
+    )
     if left:
         raise SystemExit(f"{case.kind}: the export leaves out {left}")
     model = load(case.kind, exported)
-    if case.config.get("bi_data"):  # with us it is said by each batch
+    if imported.labels and tuple(model.config.id2label.values()) != imported.labels:
+        raise SystemExit(f"{case.kind}: the labels are {model.config.id2label}, not {imported.labels}")
+    model.config.pad_token_id = case.pad  # with us it is said by each batch, as the direction
+    if case.config.get("bi_data"):
         model.transformer.bi_data = True
     truth = load_record(folder)
     found = run(case, model, windows_of(truth))
-    return max(float(np.abs(x - truth[key]).max()) for key, x in found.items())
+    most = max(float(np.abs(x - truth[key]).max()) for key, x in found.items())
+    if not most < MOST:
+        raise SystemExit(f"{folder.name}: what is exported differs by {most:.1e}")
+    return most
 
 
 def other_kinds(imported: Imported, scratch: Path) -> list[str]:
@@ -100,7 +108,7 @@ def main() -> None:
     parser.add_argument("--original", type=Path, help="the pytorch folder of kimiyoung/transformer-xl: compare that")
     options = parser.parse_args()
     if options.original:
-        sys.path[:0] = [str(options.original), str(options.original / "utils")]
+        find_original(options.original)
     transformers.utils.logging.disable_progress_bar()
     print(f"seed {options.seed}, transformers {transformers.__version__}")
     for name in possible(options.original is not None):

@@ -1,9 +1,11 @@
 """Records what the original implementations compute, for tests that run without them (`make golden`).
 
 Each case is a folder beside this file: config.json and tensors in the original layout, and record.npz with inputs and
-outputs. Needs torch and transformers; Hugging Face's Transformer-XL needs an older one (4.35.2), which then records
-nothing else. The original Transformer-XL code is not packaged: clone
-github.com/kimiyoung/transformer-xl and name its pytorch folder.
+outputs. Recorded again, all have the same bytes but the tensors of torch's old format, which holds addresses.
+
+Needs torch and transformers; Hugging Face's Transformer-XL needs an older one (4.35.2), which then records nothing
+else. The original Transformer-XL code is not packaged: clone github.com/kimiyoung/transformer-xl and name its pytorch
+folder.
 
     python -m tests.golden.record [--only NAME]
     python -m tests.golden.record --original transformer-xl/pytorch
@@ -90,6 +92,10 @@ def run(case: Case, model: Any, windows: list[Arrays]) -> Arrays:
     if scores is not None:
         nll = -scores.log_softmax(-1).gather(-1, torch.tensor(batch["targets"])[..., None])[..., 0]
         loss = loss + (nll * torch.tensor(batch["target_weights"])).sum()
+    if "token_classes" in output:
+        targets = torch.tensor(batch["targets"]) % output["token_classes"].shape[-1]
+        nll = torch.nn.functional.cross_entropy(output["token_classes"].mT, targets, reduction="none")
+        loss = loss + (nll * torch.tensor(batch["target_weights"])).sum()
     if "classes" in output:
         loss = loss + torch.nn.functional.cross_entropy(
             output["classes"], torch.tensor(batch["relation"]), reduction="sum"
@@ -140,6 +146,13 @@ def record(name: str, folder: Path, seed: int) -> None:
     np.savez_compressed(folder / "record.npz", **inputs, **run(case, model, windows))  # pyright: ignore[reportArgumentType]
 
 
+def find_original(folder: Path) -> None:
+    """Makes the code of kimiyoung/transformer-xl importable, which is older than boolean masks and asks for CUDA."""
+    sys.path[:0] = [str(folder), str(folder / "utils")]
+    torch.version.cuda = torch.version.cuda or "0.0"
+    torch.Tensor.byte = torch.Tensor.bool  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def possible(original: bool) -> list[str]:
     """The cases of this environment: an older transformers is there for Transformer-XL alone."""
     old = "TransfoXLLMHeadModel"
@@ -154,7 +167,7 @@ def main() -> None:
     parser.add_argument("--only", help="one case")
     options = parser.parse_args()
     if options.original:
-        sys.path[:0] = [str(options.original), str(options.original / "utils")]
+        find_original(options.original)
     for name in possible(options.original is not None):
         if options.only in (None, name):
             record(name, HERE / name, seed=len(name))

@@ -299,7 +299,7 @@ def main() -> None:
     for name, arrays in found.items():
         small = {
             key: x.astype(np.float32 if x.dtype.kind == "f" and key != "draws" else x.dtype)
-            for key, x in arrays.items()
+            for key, x in sorted(arrays.items())
         }
         np.savez_compressed(HERE / f"{name}.npz", **small)  # pyright: ignore[reportArgumentType]
         print(name, {key: x.shape for key, x in arrays.items()})

@@ -33,6 +33,7 @@ BERT = {
     "type_vocab_size": 2,
     "initializer_range": 0.02,
 }
+ANSWERS = {**BERT, "hidden_size": 12, "intermediate_size": 20}
 XLNET = {
     "n_token": 43,
     "d_model": 24,
@@ -117,6 +118,24 @@ def bert(folder: Path) -> Arrays:
     return {**found, "losses": np.array(losses)}
 
 
+def answers(folder: Path) -> Arrays:
+    """The parameters of the model of run_squad.py; its logits [B, T, 2], and the gradient of their squares' sum."""
+    modeling, squad = load(folder, "modeling", "run_squad")
+    with np.load(HERE / "bert_pretraining.npz") as file:
+        ids, mask, segments = (file[name][:BERT_ROWS] for name in ("input_ids", "input_mask", "segment_ids"))
+    with old.Graph().as_default(), old.Session() as session:
+        inputs = (old.constant(x.astype(np.int32)) for x in (ids, mask, segments))
+        logits = old.stack(squad.create_model(modeling.BertConfig.from_dict(ANSWERS), False, *inputs, False), -1)
+        loss = old.reduce_sum(old.square(logits) * mask[..., None].astype(np.float32))
+        (table,) = (v for v in old.trainable_variables() if v.op.name.endswith("word_embeddings"))
+        gradient = old.convert_to_tensor(old.gradients(loss, [table])[0])
+        randomise(session, 3)
+        save(session, old.trainable_variables(), HERE / "answers", "model.ckpt-7")
+        recorded = session.run({"logits": logits, "gradient": gradient})
+    (HERE / "answers" / "bert_config.json").write_text(json.dumps(ANSWERS, indent=2) + "\n")
+    return recorded
+
+
 def xlnet(folder: Path) -> Arrays:
     """The parameters in two shards; of two batches in a row the layers, query stream and loss, and what decides who
     sees whom and how."""
@@ -191,7 +210,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--original", type=Path, required=True, help="where the clones bert and xlnet are")
     original = parser.parse_args().original.resolve()
-    for name, recorded in (("bert", bert(original / "bert")), ("xlnet", xlnet(original / "xlnet"))):
+    found = {
+        "bert": bert(original / "bert"),
+        "answers": answers(original / "bert"),
+        "xlnet": xlnet(original / "xlnet"),
+    }
+    for name, recorded in found.items():
         np.savez_compressed(HERE / name / "outputs.npz", **recorded)  # pyright: ignore[reportArgumentType]
         print(name, {key: x.shape for key, x in recorded.items()})
 

@@ -81,16 +81,72 @@ def test_what_is_exported_comes_back_to_the_last_bit(config: Any, kind: str, tmp
             "head/bias",
         ),
         (replace(XLNET, pooler=True, classes=5), "XLNetForSequenceClassification", "head_bias"),
+        (replace(BERT, pooler=False, classes=None, token_classes=5), "BertForTokenClassification", "head/bias"),
+        (replace(BERT, pooler=False, classes=None, token_classes=2), "BertForQuestionAnswering", "head/bias"),
+        (replace(ROBERTA, token_classes=5), "RobertaForTokenClassification", "head/bias"),
+        (replace(ROBERTA, token_classes=2), "RobertaForQuestionAnswering", "head/bias"),
+        (replace(DISTILBERT, token_classes=5), "DistilBertForTokenClassification", "head/bias"),
+        (replace(DISTILBERT, token_classes=2), "DistilBertForQuestionAnswering", "head/bias"),
+        (replace(XLNET, token_classes=5), "XLNetForTokenClassification", "head_bias"),
+        (replace(XLNET, token_classes=2), "XLNetForQuestionAnsweringSimple", "head_bias"),
+        (replace(GPT, classes=5), "GPT2ForSequenceClassification", None),
+        (replace(GPT, token_classes=5), "GPT2ForTokenClassification", None),
+        (replace(GPT, token_classes=2), "GPT2ForQuestionAnswering", None),
+        (replace(FIRST, classes=5), "OpenAIGPTForSequenceClassification", None),
     ],
 )
-def test_classifiers_come_back_without_the_lm_head(config: Any, kind: str, absent: str, tmp_path: Path):
+def test_task_heads_come_back_without_the_lm_head(config: Any, kind: str, absent: str | None, tmp_path: Path):
+    """GPT's LM head is its token table."""
     params = drawn(config)
     left_out = export_folder(config, params, tmp_path / "x", kind)
     imported = import_folder(tmp_path / "x")
-    assert imported.config == config and imported.kind == kind
-    assert absent in left_out and set(left_out) == set(imported.absent)
+    assert imported.config == config and imported.kind == kind and kind in kinds_of(config)
+    assert (absent in left_out if absent else not left_out) and set(left_out) == set(imported.absent)
     kept = {path: x for path, x in flatten_dict(params, sep="/").items() if path not in left_out}
     equal(imported.params, unflatten_dict(kept, sep="/"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "classes", "token_classes"),
+    [
+        ("GPT2ForSequenceClassification", {"token_classifier/kernel", "token_classifier/bias"}, 3, None),
+        ("GPT2ForTokenClassification", {"classifier/kernel"}, None, 2),
+        ("GPT2ForQuestionAnswering", {"classifier/kernel"}, None, 2),
+        ("GPT2LMHeadModel", {"classifier/kernel", "token_classifier/kernel", "token_classifier/bias"}, None, None),
+    ],
+)
+def test_of_several_heads_the_one_that_is_asked_for_is_written(
+    kind: str, left: set[str], classes: int | None, token_classes: int | None, tmp_path: Path
+):
+    config = replace(GPT, classes=3, token_classes=2)
+    assert set(export_folder(config, drawn(config), tmp_path / "x", kind)) == left
+    imported = import_folder(tmp_path / "x")
+    assert imported.config == replace(GPT, classes=classes, token_classes=token_classes) and imported.kind == kind
+
+
+def test_labels_are_written_where_the_head_has_some(tmp_path: Path):
+    config = replace(BERT, classes=2, token_classes=2)
+    params, names = drawn(config), ["O", "B-PER"]
+    for kind, given, expected in (
+        ("BertForTokenClassification", names, ("O", "B-PER")),
+        ("BertForSequenceClassification", names, ("O", "B-PER")),
+        ("BertForSequenceClassification", None, ("LABEL_0", "LABEL_1")),
+        ("BertForQuestionAnswering", names, None),
+        ("BertForPreTraining", names, None),
+    ):
+        folder = tmp_path / f"{kind} {given}"
+        export_folder(config, params, folder, kind, labels=given)
+        fields = json.loads((folder / "config.json").read_text())
+        assert import_folder(folder).labels == expected
+        if expected:
+            assert fields["id2label"] == dict(zip("01", expected, strict=True))
+            assert fields["label2id"] == {expected[0]: 0, expected[1]: 1}
+        else:
+            assert "id2label" not in fields and "label2id" not in fields
+    for wrong in (["O"], ["O", "I", "B"]):
+        with pytest.raises(ValueError, match=f"^{len(wrong)} labels cannot be exported: the head has 2, name each"):
+            export_folder(config, params, tmp_path / "x", "BertForTokenClassification", labels=wrong)
+    assert not (tmp_path / "x").exists()
 
 
 def test_shards_come_back_as_one(tmp_path: Path):
@@ -141,6 +197,10 @@ def test_special_tokens_are_told(tmp_path: Path):
         (PLAIN, "DistilBertForMaskedLM", "epsilon 1e-06 cannot be exported: DistilBERT has 1e-12"),
         (replace(BERT, classes=3), "BertForPreTraining", "classes 3 cannot be exported"),
         (replace(BERT, classes=None), "BertForSequenceClassification", "classes None cannot be exported"),
+        (BERT, "BertForTokenClassification", "token_classes None cannot be exported: a model for token classification"),
+        (BERT, "BertForQuestionAnswering", "token_classes None cannot be exported: a model for question answering has"),
+        (replace(XLNET, token_classes=3), "XLNetForQuestionAnsweringSimple", "token_classes 3 cannot be exported"),
+        (GPT, "GPT2ForSequenceClassification", "classes None cannot be exported: a model for sequence classification"),
         (DISTILBERT, "DistilBertForSequenceClassification", "pooler False cannot be exported: DistilBERT has True"),
         (FIRST, "GPT2LMHeadModel", "norm 'post' cannot be exported: GPT-2 has 'pre'"),
         (replace(FIRST, feed_forward=12), "OpenAIGPTModel", "feed_forward 12 cannot be exported: GPT has 32"),
@@ -186,5 +246,14 @@ def test_kinds_of_a_model_come_with_the_fullest_first():
     assert kinds_of(BERT)[0] == "BertForPreTraining"
     assert kinds_of(ROBERTA) == ("RobertaForMaskedLM",)
     assert kinds_of(DISTILBERT) == ("DistilBertForMaskedLM", "DistilBertModel")
+    assert kinds_of(replace(FIRST, classes=3))[0] == "OpenAIGPTForSequenceClassification"
+    tagger = kinds_of(replace(ROBERTA, token_classes=3))
+    assert tagger == ("RobertaForTokenClassification", "RobertaForMaskedLM")
     assert kinds_of(TransformerXLConfig()) == ()
     assert all(family.bare in KINDS for family in KINDS.values())
+
+
+def test_files_are_readable_like_any_other(tmp_path: Path):
+    export_folder(DISTILBERT, drawn(DISTILBERT), tmp_path / "theirs", "DistilBertModel")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "theirs").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]

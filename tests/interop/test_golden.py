@@ -22,6 +22,12 @@ FIRST = {"norm": "post", "residual_scaling": False, "position_std": 0.02}
 XLNET = {"vocabulary_size": 43, "width": 24, "layers": 2, "heads": 3, "feed_forward": 40}
 XL = {"vocabulary_size": 30, "width": 16, "layers": 2, "heads": 2, "feed_forward": 28, "memory_length": 6}
 PLAIN = {"segments": 0, "pooler": False, "classes": None}
+TASK = {"width": 12, "layers": 2, "feed_forward": 20}
+BERT_TASK = {**BERT, **PLAIN, **TASK, "segments": 2}
+ROBERTA_TASK = {**BERT_TASK, "segments": 1, "position_offset": 2, "max_length": 17}
+DISTILBERT_TASK = {**DISTILBERT, **PLAIN, **TASK}
+GPT_TASK = {**GPT, **TASK, "feed_forward": 48}
+XLNET_TASK = {**XLNET, **TASK, "memory_length": 0, "reuse_length": None, "activation": "gelu"}
 
 
 def config(kind: Any, *fields: dict[str, Any], **more: Any) -> Any:
@@ -68,6 +74,18 @@ CONFIGS = {
         pooler=True,
         classes=3,
     ),
+    "bert_tokens": config(BertConfig, BERT_TASK, token_classes=5),
+    "bert_answers": config(BertConfig, BERT_TASK, token_classes=2),
+    "roberta_tokens": config(BertConfig, ROBERTA_TASK, token_classes=3),
+    "roberta_answers": config(BertConfig, ROBERTA_TASK, token_classes=2),
+    "distilbert_tokens": config(BertConfig, DISTILBERT_TASK, token_classes=4),
+    "distilbert_answers": config(BertConfig, DISTILBERT_TASK, token_classes=2),
+    "gpt_classification": config(GptConfig, GPT_TASK, FIRST, classes=3),
+    "gpt2_classification": config(GptConfig, GPT_TASK, classes=4),
+    "gpt2_tokens": config(GptConfig, GPT_TASK, token_classes=3),
+    "gpt2_answers": config(GptConfig, GPT_TASK, token_classes=2),
+    "xlnet_tokens": config(XLNetConfig, XLNET_TASK, token_classes=5),
+    "xlnet_answers": config(XLNetConfig, XLNET_TASK, token_classes=2),
     "transformer_xl_divided": config(
         TransformerXLConfig,
         XL,
@@ -98,7 +116,7 @@ def test_the_originals_are_reproduced(name: str):
     assert imported.config == CONFIGS[name]
     values = compared(imported, load_record(HERE / name))
     kinds = {one.name.rpartition("/")[2] for one in values}
-    assert "layers" in kinds and kinds & {"logits", "log_probabilities", "classes"}
+    assert "layers" in kinds and kinds & {"logits", "log_probabilities", "classes", "token_classes"}
     assert any(one.name.startswith("gradient/") for one in values)
     for one in values:
         assert np.abs(one.theirs).max() > 0.1  # nothing agrees by being small

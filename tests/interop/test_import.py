@@ -43,23 +43,23 @@ def same(left: Any, right: Any) -> None:
 def test_every_missing_and_every_unused_tensor_is_named(changed: Changed):
     def change(held: dict[str, Any]) -> None:
         del held["vocab_transform.bias"], held["distilbert.transformer.layer.1.ffn.lin2.weight"]
-        held["qa_outputs.weight"] = held["qa_outputs.bias"] = np.zeros(2, np.float32)
+        held["other.weight"] = held["other.bias"] = np.zeros(2, np.float32)
 
     told = message(changed(LM, tensors=change))
     assert "missing distilbert.transformer.layer.1.ffn.lin2.weight, vocab_transform.bias; " in told
-    assert "unused qa_outputs.bias, qa_outputs.weight; what this model has no place for" in told
+    assert "unused other.bias, other.weight; what this model has no place for" in told
 
 
 def test_what_has_no_place_is_left_out_by_name_only(changed: Changed):
     def change(held: dict[str, Any]) -> None:
-        held["qa_outputs.weight"] = held["qa_outputs.bias"] = held["qa_outputs2"] = np.zeros(2, np.float32)
+        held["other.weight"] = held["other.bias"] = held["other2"] = np.zeros(2, np.float32)
 
     folder = changed(LM, tensors=change)
-    assert "unused qa_outputs2;" in message(folder, leave_out=["qa_outputs"])
-    imported = import_folder(folder, leave_out=["qa_outputs", "qa_outputs2"])
-    assert set(imported.left_out) == {"qa_outputs.weight", "qa_outputs.bias", "qa_outputs2"}
+    assert "unused other2;" in message(folder, leave_out=["other"])
+    imported = import_folder(folder, leave_out=["other", "other2"])
+    assert set(imported.left_out) == {"other.weight", "other.bias", "other2"}
     same(imported.params, import_folder(HERE / LM).params)
-    assert "leave_out 'qa_output' names no tensor" in message(folder, leave_out=["qa_output"])
+    assert "leave_out 'othe' names no tensor" in message(folder, leave_out=["othe"])
 
 
 def test_shapes_that_differ_are_both_named(changed: Changed):
@@ -127,14 +127,94 @@ def test_heads_are_those_of_the_tensors_and_absent_ones_are_named(changed: Chang
     assert import_folder(HERE / "xlnet_causal_classification").absent == ("head_bias",)
 
 
-def test_a_classifier_of_every_token_is_no_classifier_of_ours(changed: Changed):
+POOLER = {"bert.pooler.dense.weight": np.ones((12, 12), np.float32), "bert.pooler.dense.bias": np.ones(12, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("named", "kind", "classes", "token_classes"),
+    [
+        ("BertForTokenClassification", "BertForTokenClassification", None, 5),
+        ("BertForSequenceClassification", "BertForSequenceClassification", 5, None),
+        (None, "BertForSequenceClassification", 5, None),
+        ("BertModel", "BertForSequenceClassification", 5, None),
+    ],
+)
+def test_where_a_pooler_leaves_the_head_open_the_class_decides(
+    named: str | None, kind: str, classes: int | None, token_classes: int | None, changed: Changed
+):
+    """Folders of token classification have a pooler, too, if they are old."""
+    folder = changed("bert_tokens", {"architectures": named and [named]}, lambda held: held.update(POOLER))
+    imported = import_folder(folder)
+    assert (imported.kind, imported.config.classes, imported.config.token_classes) == (kind, classes, token_classes)
+    assert imported.config.pooler and imported.params["pooler"]["bias"].tolist() == [1] * 12
+    theirs = read_tensors(HERE / "bert_tokens")["classifier.weight"].read()
+    ours = imported.params["classifier" if classes else "token_classifier"]["kernel"]
+    np.testing.assert_array_equal(ours, theirs.T)
+
+
+def test_a_classifier_without_its_pooler_is_one_of_every_token_unless_it_is_named_otherwise(changed: Changed):
+    imported = import_folder(changed("bert_tokens", {"architectures": None}))
+    assert imported.kind == "BertForTokenClassification" and not imported.config.pooler
+    assert imported.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+
     def without_pooler(held: dict[str, Any]) -> None:
         del held["bert.pooler.dense.weight"], held["bert.pooler.dense.bias"]
 
-    folder = changed(CLASSES, tensors=without_pooler)
-    assert "unused classifier.bias, classifier.weight" in message(folder)
-    imported = import_folder(folder, leave_out=["classifier"])
-    assert imported.config.pooler is False and imported.left_out == ("classifier.bias", "classifier.weight")
+    told = message(changed(CLASSES, tensors=without_pooler))
+    assert "missing bert.pooler.dense.weight, bert.pooler.dense.bias" in told and "unused" not in told
+    told = message(
+        changed("distilbert_tokens", {"architectures": ["DistilBertForSequenceClassification"]}, lambda held: None)
+    )
+    assert "missing pre_classifier.weight, pre_classifier.bias" in told
+
+
+def test_an_old_folder_of_question_answering_keeps_its_pooler(changed: Changed):
+    imported = import_folder(changed("bert_answers", tensors=lambda held: held.update(POOLER)))
+    assert imported.kind == "BertForQuestionAnswering" and imported.labels is None
+    assert imported.config.pooler and imported.config.token_classes == 2 and imported.config.classes is None
+
+
+def test_two_heads_of_every_token_are_refused(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        held["classifier.weight"], held["classifier.bias"] = np.ones((2, 12), np.float32), np.ones(2, np.float32)
+
+    told = "two heads of answer, token would be token_classifier/bias: leave one out by name"
+    folder = changed("gpt2_answers", tensors=change)
+    with pytest.raises(ValueError, match=told):
+        import_folder(folder)
+    assert import_folder(folder, ["classifier"]).kind == "GPT2ForQuestionAnswering"
+
+
+def test_the_beam_search_of_xlnets_answers_is_no_head_of_ours(changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        rename("qa_outputs", "start_logits.dense")(held)
+        held["answer_class.dense_1.weight"] = np.zeros((1, 12), np.float32)
+
+    folder = changed("xlnet_answers", {"architectures": ["XLNetForQuestionAnswering"]}, change)
+    told = message(folder)
+    assert "unused answer_class.dense_1.weight, start_logits.dense.bias, start_logits.dense.weight" in told
+    imported = import_folder(folder, ["start_logits", "answer_class"])
+    assert imported.kind == "XLNetModel" and imported.config.token_classes is None
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ({"0": "no", "2": "yes", "1": "perhaps"}, ("no", "perhaps", "yes")),
+        (None, None),
+        ({"0": "no", "1": "yes", "3": "perhaps"}, None),
+        ({"0": "no", "1": "yes", "01": "perhaps"}, None),
+        ({"0": "no", "1": "yes", "2": 3}, None),
+        (["no", "yes", "perhaps"], None),
+        (3, None),
+    ],
+)
+def test_labels_are_named_by_all_ids(names: Any, labels: tuple[str, ...] | None, changed: Changed):
+    folder = changed(CLASSES, config={"id2label": names, "num_labels": 3})
+    if names is None or labels:
+        assert import_folder(folder).labels == labels
+    else:
+        assert "config.json: id2label must give a name to each id from 0 on" in message(folder)
 
 
 def test_tables_are_padded_with_zeros():

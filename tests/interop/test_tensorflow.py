@@ -103,6 +103,31 @@ def test_bert_trains_the_same(bert: tuple[Any, Any, Any, Any]):
     assert record["losses"][-1] < record["losses"][0] - 0.1
 
 
+def test_answers_of_run_squad_are_the_same():
+    """Its checkpoint has a pooler, too, that the answers do not read."""
+    imported, record = import_folder(HERE / "answers"), load_record("answers/outputs")
+    assert (imported.kind, imported.labels, imported.left_out) == ("BertForQuestionAnswering", None, ())
+    assert (imported.config.token_classes, imported.config.classes, imported.config.pooler) == (2, None, True)
+    assert imported.absent == ("head/bias", "head/dense/bias", "head/dense/kernel", "head/norm/bias", "head/norm/scale")
+    config = replace(imported.config, activation="gelu_tanh")
+    batch = {name: x[:ROWS] for name, x in bert_prepared(load_record("bert_pretraining")).items()}
+    real = batch["documents"] > 0
+
+    @jax.jit
+    def run(params: Any) -> Any:
+        def loss(params: Any) -> Any:
+            variables = {"params": params}
+            hidden = config.build().apply(variables, batch).hidden
+            logits = config.build().apply(variables, hidden, method="classify_tokens")
+            return (jnp.square(logits) * real[..., None]).sum(), logits
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    gradient, logits = run(imported.params)
+    close(logits[real], record["logits"][real])
+    close(gradient["tokens"]["embedding"][: config.vocabulary_size], record["gradient"])
+
+
 def test_xlnet_gives_the_same():
     """Two windows, the second with the memory of the first; permuted, in both directions, loss and gradient."""
     imported, record, batches = (

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import pickle
+import re
 import shutil
 import unicodedata
+import zipfile
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +23,7 @@ from ctx_jax.data.sentencepieces import SentencePiece
 from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
 from ctx_jax.data.symbols import Bytes
 from ctx_jax.data.tokenizers import load_tokenizer
+from ctx_jax.interop.pickles import OLD_MAGIC
 from ctx_jax.interop.tokenizers import export_tokenizer, import_tokenizer
 from tests.golden.hard_lines import hard_lines
 from tests.golden.published import FAMILIES, HERE, write_family, write_pairs
@@ -320,3 +325,73 @@ def test_configs_are_tokenizer_configs(published):
         again = tokenizer.config.train(iter([]), tokenizer.folder)
         assert again.fingerprint == tokenizer.fingerprint
         assert np.array_equal(again.encode("the people").ids, tokenizer.encode("the people").ids)
+
+
+class Evil:
+    """Would run code when it is unpickled; here nothing is done."""
+
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def pickled_words(folder: Path, layout: str) -> Path:
+    """A folder with Transformer-XL's vocabulary as its class's fields, in one of the layouts of its history."""
+    words = ["<eos>", "the", "<unk>", "of", "Union", "=", "1,000", "<pad>"]
+    fields = {
+        "counter": Counter(words),
+        "sym2idx": OrderedDict((word, index) for index, word in enumerate(words)),
+        "idx2sym": words,
+        "lower_case": False,
+        "regex": re.compile("a"),
+        "moses": Evil(),
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "transfo-xl"}))
+    match layout:
+        case "plain":
+            (folder / "vocab.pkl").write_bytes(pickle.dumps(fields))
+        case "before 1.6":
+            parts = (OLD_MAGIC, 1001, {}, fields, [])
+            (folder / "vocab.bin").write_bytes(b"".join(pickle.dumps(part, 2) for part in parts))
+        case "zip":
+            with zipfile.ZipFile(folder / "vocab.bin", "w") as archive:
+                archive.writestr("vocab/data.pkl", pickle.dumps(fields, 2))
+        case "text":
+            (folder / "vocab.txt").write_text("".join(f"{word} 17\n" for word in words))
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["plain", "before 1.6", "zip", "text"])
+def test_words_of_transformer_xl(tmp_path, layout, capsys):
+    tokenizer = import_tokenizer(pickled_words(tmp_path / "theirs", layout), tmp_path / "ours")
+    assert capsys.readouterr().out == ""  # nothing of the pickle was run
+    vocabulary = tokenizer.vocabulary
+    assert (vocabulary.size, vocabulary.unknown, vocabulary.begin, vocabulary.end, vocabulary.pad) == (8, 2, 0, 0, 0)
+    encoding = tokenizer.encode("= the Union =\n\n the <unk> of\x0b1,000 <eos> Unions\r")
+    assert encoding.ids.tolist() == [5, 1, 4, 5, 0, 0, 1, 2, 3, 6, 2, 2]  # what looks like a line's end is text
+    assert encoding.word_starts().tolist() == [True] * 4 + [False] * 2 + [True] * 6
+    assert tokenizer.decode(encoding.ids) == "= the Union =\n\nthe <unk> of 1,000 <unk> <unk>"
+    assert [tokenizer.piece(index) for index in (0, 2, 4)] == ["<eos>", "<unk>", "Union"]
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.fingerprint == tokenizer.fingerprint == load_tokenizer(tmp_path / "ours").fingerprint
+    with pytest.raises(ValueError, match="PublishedWords"):
+        export_tokenizer(tokenizer, tmp_path / "back")
+
+
+def test_vocabularies_of_transformer_xl_that_are_none(tmp_path):
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "transfo-xl"}))
+    with pytest.raises(FileNotFoundError, match=r"is vocab\.bin, vocab\.pkl or vocab\.txt"):
+        import_tokenizer(folder, tmp_path / "ours")
+    for content, message in (
+        (pickle.dumps({"idx2sym": Evil()}), "it has no list of words, idx2sym"),
+        (pickle.dumps(["<eos>"]), "holds no dictionary"),
+        (b"\x80\x04no", r"not a pickle that can be read \(.*\): fetch it again"),
+        (pickle.dumps({"idx2sym": ["the", "<unk>"]}), r"no piece for eos_token \('<eos>'\)"),
+        (pickle.dumps({"idx2sym": ["<eos>", "<unk>", "the", "the"]}), "an entry stands there twice"),
+    ):
+        (folder / "vocab.pkl").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            import_tokenizer(folder, tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()

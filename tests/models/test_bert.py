@@ -133,6 +133,19 @@ def test_score_is_the_log_softmax_of_the_logits():
     np.testing.assert_allclose(scores.total, (nll * weights).sum(), rtol=1e-5)
 
 
+def test_a_head_at_every_token_is_linear_in_the_hidden_states():
+    config = replace(TINY, token_classes=3)
+    variables, model = variables_of(config), config.build()
+    p = variables["params"]["token_classifier"]
+    hidden = model.apply(variables, BATCH).hidden
+    given = model.apply(variables, hidden, method="classify_tokens")
+    np.testing.assert_allclose(given, hidden @ p["kernel"] + p["bias"], rtol=1e-5, atol=1e-6)
+    assert p["kernel"].shape == (8, 3) and given.shape == (*hidden.shape[:2], 3)
+    assert model.apply(variables, hidden.astype(jnp.bfloat16), method="classify_tokens").dtype == jnp.float32
+    with pytest.raises(ValueError, match="token_classes 0 is not a size"):
+        replace(TINY, token_classes=0)
+
+
 def reach(config: BertConfig, batch: Any) -> np.ndarray:
     """[T, T] bool of row 0: whether output t has a gradient by the token at s. Each position has a token of its own."""
     variables, model = variables_of(config), config.build()

@@ -307,3 +307,30 @@ def test_bad_configs_are_named(options: dict[str, Any], message: str):
     with pytest.raises(ValueError) as error:
         GptConfig(**options)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_last_token_that_is_no_padding_is_pooled(norm: Any):
+    """Wherever a row is padded; a row that is all padding gives its first position."""
+    config = replace(TINY, norm=norm, classes=3)
+    variables, model = variables_of(config), config.build()
+    documents = np.array([[1, 1, 2, 2, 2, 2], [5, 5, 5, 5, 0, 0], [0, 0, 1, 1, 1, 0], [0] * 6])
+    batch = batch_of(np.tile([3, 7, 1, 12, 5, 9], (4, 1)), documents)
+    output = model.apply(variables, batch)
+    expected = np.stack([output.hidden[row, place] for row, place in enumerate((5, 3, 4, 0))])
+    np.testing.assert_array_equal(output.pooled, expected)
+    classes = model.apply(variables, output.pooled.astype(jnp.bfloat16), method="classify")
+    kernel = variables["params"]["classifier"]["kernel"]
+    assert variables["params"]["classifier"].keys() == {"kernel"} and classes.dtype == jnp.float32
+    np.testing.assert_allclose(classes, expected @ kernel, rtol=0.05, atol=0.05)
+    assert TINY.build().apply(variables_of(), batch).pooled is None
+
+
+def test_a_head_at_every_token_is_linear_in_the_hidden_states():
+    config = replace(TINY, token_classes=3)
+    variables, model = variables_of(config), config.build()
+    hidden = model.apply(variables, BATCH).hidden
+    p = variables["params"]["token_classifier"]
+    given = model.apply(variables, hidden, method="classify_tokens")
+    np.testing.assert_allclose(given, hidden @ p["kernel"] + p["bias"], rtol=1e-5, atol=1e-6)
+    assert given.shape == (2, 6, 3) and given.dtype == jnp.float32

@@ -49,6 +49,7 @@ def test_bert(options: dict[str, Any], encoder: int | None, whole: int):
         pytest.param({"width": 1024, "layers": 24, "heads": 16, "feed_forward": 4096}, 354_823_168, id="GPT-2 355M"),
         pytest.param({"width": 1280, "layers": 36, "heads": 20, "feed_forward": 5120}, 774_030_080, id="GPT-2 774M"),
         pytest.param({"width": 1600, "layers": 48, "heads": 25, "feed_forward": 6400}, 1_557_611_200, id="GPT-2 1558M"),
+        pytest.param({"classes": 3, "token_classes": 5}, 124_439_808 + 3 * 768 + 5 * 769, id="GPT-2 with heads"),
         pytest.param({"attention_pattern": ("dense", "local")}, 124_439_808, id="the pattern has no parameters"),
     ],
 )

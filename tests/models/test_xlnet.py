@@ -283,6 +283,16 @@ def test_the_last_position_is_pooled():
     assert output.memory is None
 
 
+def test_a_head_at_every_token_reads_the_content_stream():
+    config = replace(TINY, memory_length=0, token_classes=3)
+    variables, model = variables_of(config), config.build()
+    hidden = run(config, variables, PLAIN).hidden
+    p = variables["params"]["token_classifier"]
+    given = model.apply(variables, hidden, method="classify_tokens")
+    np.testing.assert_allclose(given, hidden @ p["kernel"] + p["bias"], rtol=1e-5, atol=1e-6)
+    assert given.shape == (*hidden.shape[:2], 3) and given.dtype == jnp.float32
+
+
 def test_left_padding_changes_nothing():
     variables = variables_of()
     padded = {

@@ -1,0 +1,52 @@
+"""The commands that use a pretrained model. Parsing and printing only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ctx_jax.data.files import Errors
+from ctx_jax.options import parse_type, positional
+from ctx_jax.text import local
+from ctx_jax.transfer import features as frozen
+
+
+@dataclass(frozen=True)
+class Features:
+    """Vectors of texts, by the layers of a run's last checkpoint."""
+
+    input: str
+    """a file of texts, one a line; .jsonl, .gz and .zst too; - for standard input"""
+    output: str
+    """the .npz or .safetensors file to write: `features`, and `offsets` where a text has several vectors"""
+    choice: Annotated[frozen.Choice, tyro.conf.arg(name="")] = frozen.Choice()
+    length: int | None = None
+    """tokens of a text, special ones included, beyond which it is cut; default: all the model's positions, or 512"""
+    batch_size: int = 32
+    """texts that are read at once"""
+    field: str | None = None
+    """the text's field in lines of JSON; default: text in .jsonl files, others are no JSON"""
+    errors: Errors = "strict"
+    """what to do with bytes that are not UTF-8: strict is an error, replace makes them U+FFFD"""
+
+
+def features(arguments: list[str]) -> Any:
+    (run,), rest = positional("features", arguments, "RUN", most=1)
+    chosen = parse_type(Features, rest, "ctx_jax features RUN")
+    return frozen.extract(
+        Path(run),
+        chosen.input,
+        local("--output", chosen.output),
+        chosen.choice,
+        length=chosen.length,
+        batch_size=chosen.batch_size,
+        field=chosen.field,
+        errors=chosen.errors,
+    )
+
+
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {"features": features}

@@ -1,0 +1,82 @@
+"""The texts that a command is given in a file: one a line, or one a line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctx_jax.data.files import Errors, is_compressed, is_jsonl, read, text_files
+from ctx_jax.data.hashes import size_and_time
+from ctx_jax.data.jsonl import SURROGATE, json_texts
+from ctx_jax.data.passages import LINE_END, Document, between
+
+if TYPE_CHECKING:
+    from ctx_jax.data.files import File
+
+STANDARD_INPUT = Path("/dev/stdin")
+
+
+def input_file(path: str) -> File:
+    """The one file that --input names, "-" being standard input. Raises what `text_files` raises, and ValueError for
+    several."""
+    if path == "-":
+        return STANDARD_INPUT
+    files = text_files(path)
+    if len(files) > 1:
+        raise ValueError(f"--input {path} names {len(files)} files: choose one of them, as {files[0]}")
+    return files[0]
+
+
+def input_size(file: File) -> int | None:
+    """About how many bytes of text there are, if that can be told beforehand."""
+    return None if file == STANDARD_INPUT or is_compressed(file) else size_and_time(file)[0]
+
+
+def texts(file: File, field: str | None, errors: Errors) -> Iterator[str]:
+    """The lines of a file, empty ones too; of a .jsonl file, or with `field`, the text in that field ("text" by
+    default) of each line that is not blank.
+
+    Raises ValueError naming file and line of what is not UTF-8 (with `errors` "strict") or has no such text.
+    """
+    # Escaped, and found in its line; the reader itself would name the byte.
+    pieces = read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
+    lines = checked(file, between(LINE_END, pieces))
+    if field is None and not is_jsonl(file):
+        yield from without_last(map(joined, lines))
+        return
+    try:
+        yield from map(joined, json_texts(file, lines, field or "text", errors))
+    except ValueError as error:
+        raise ValueError(str(error).replace("--data.corpus.", "--")) from None  # here these are options by themselves
+
+
+def joined(document: Document) -> str:
+    return document if isinstance(document, str) else "".join(document)
+
+
+def without_last(lines: Iterable[str]) -> Iterator[str]:
+    """The lines without the empty one that follows the last line end."""
+    held: str | None = None
+    for line in lines:
+        if held is not None:
+            yield held
+        held = line
+    if held:
+        yield held
+
+
+def checked(file: File, lines: Iterable[Document]) -> Iterator[Document]:
+    """The lines as they are. Raises ValueError for one with escaped bytes."""
+    for number, line in enumerate(lines, 1):
+        yield (
+            whole(line, f"{file} line {number}")
+            if isinstance(line, str)
+            else (whole(piece, f"{file} line {number}") for piece in line)
+        )
+
+
+def whole(text: str, where: str) -> str:
+    if SURROGATE.search(text):
+        raise ValueError(f"{where} is not UTF-8: convert the file to UTF-8, or set --errors replace")
+    return text
