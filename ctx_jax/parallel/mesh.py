@@ -9,7 +9,10 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
+
+AnyMesh = jax.sharding.Mesh | AbstractMesh
+"""A mesh of devices, or one that only says how many there would be: enough for shapes and shardings."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,15 @@ class Mesh:
             )
         return jax.make_mesh(sizes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3, devices=devices)
 
+    def abstract(self) -> AbstractMesh:
+        """The mesh without its devices, of any number; one with a free axis has those of this run, as `build`."""
+        sizes = astuple(self)
+        if -1 in sizes:
+            return self.build().abstract_mesh
+        return AbstractMesh(sizes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
 
-def check_batch(mesh: jax.sharding.Mesh, batch_size: int, accumulation: int = 1, name: str = "batch_size") -> None:
+
+def check_batch(mesh: AnyMesh, batch_size: int, accumulation: int = 1, name: str = "batch_size") -> None:
     """Raises ValueError unless every device gets the same number of rows of every micro-batch."""
     data, fsdp = mesh.shape["data"], mesh.shape["fsdp"]
     divisor = data * fsdp * accumulation
