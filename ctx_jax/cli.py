@@ -221,11 +221,19 @@ def doctor(arguments: list[str]) -> Any:
     return examination.diagnose(parse(Doctor(experiment), rest, f"ctx_jax doctor {arguments[0]}", TEXT).experiment)
 
 
+def sweep(arguments: list[str]) -> Any:
+    from launch import sweep_command as sweeps
+
+    (name,), rest = positional("sweep", arguments, "FILE.py[:function]", most=1)
+    return sweeps.run(name, parse(sweeps.Sweep(), rest, "ctx_jax sweep FILE.py[:function]"))
+
+
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": train,
     "evaluate": evaluate,
     "generate": generate,
     "report": report,
     "doctor": doctor,
+    "sweep": sweep,
     **cli_text.COMMANDS,
 }
