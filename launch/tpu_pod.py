@@ -100,7 +100,7 @@ class TpuPod:
 
     def prepare(self) -> list[str]:
         unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf {FOLDER}.tar.gz -C {FOLDER} && cd {FOLDER}"
-        return self.on_workers(f"{unpack} && {self.setup}" if self.setup else unpack)
+        return self.on_workers(f"{unpack} && {self.setup}")
 
     def work(self, words: Sequence[str]) -> list[str]:
         return self.on_workers(f"cd {FOLDER} && exec {shlex.join(ctx_jax(words, self.python))}")
