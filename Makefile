@@ -8,7 +8,7 @@ TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 EDITABLE := --config-settings editable_mode=compat -e .
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: install quickstart test check-data lint types clean
+.PHONY: install quickstart test check-data check-slurm lint types clean
 
 install: $(VENV)/.run
 
@@ -17,13 +17,20 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real
+	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
 check-data: $(VENV)/.real
 	@test -d "$(DATA)" || { echo "error: no data in '$(DATA)': name the folder, make check-data DATA=FOLDER" >&2; exit 1; }
 	DATA="$(DATA)" $(TEST) -n 2 tests/real
+
+# Jobs on a real Slurm, which the script SLURM_UP starts on this machine: make check-slurm SLURM_UP=SCRIPT
+check-slurm: $(VENV)/.dev
+	@test -f "$(SLURM_UP)" || { echo "error: no script '$(SLURM_UP)': make check-slurm SLURM_UP=SCRIPT" >&2; exit 1; }
+	@command -v sbatch >/dev/null || apt-get install -y --no-install-recommends slurm-wlm munge >&2
+	@bash "$(SLURM_UP)" >&2
+	$(TEST) tests/slurm
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -191,8 +191,9 @@ def together(command: Sequence[str], environments: Sequence[dict[str, str]], gra
             while any(process.poll() is None for process in processes):
                 if bad is None and (bad := failed(processes)) is not None:
                     deadline = time.monotonic() + grace
+                    # Who is preempted has agreed on it with the others, which are saving.
                     for process in processes:
-                        if process.poll() is None and not came:
+                        if process.poll() is None and not came and processes[bad].returncode != PREEMPTED:
                             process.terminate()
                 if time.monotonic() > deadline:
                     break
