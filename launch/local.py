@@ -23,8 +23,13 @@ from typing import IO, Any
 
 from launch.command import PREEMPTED, ctx_jax, parsed, run
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""What a launcher passes on: Ctrl-C, and the notices of Slurm and others that the end is near."""
+FORWARDED = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGUSR1,
+    signal.SIGHUP: signal.SIGTERM,
+}
+"""What a launcher passes on, and as what: Ctrl-C, notices of Slurm and others, the end of the terminal."""
 
 POLL = 0.1
 """Seconds between looks at the processes."""
@@ -106,16 +111,18 @@ def start(
 
 @contextmanager
 def forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Passes signals on to those of the processes that run; yields the list of the signals that came."""
+    """Passes signals on to those of the processes that run; yields the list of the signals that came. What is ignored
+    (SIGHUP under nohup) stays so."""
     came: list[int] = []
 
     def forward(number: int, _: Any) -> None:
         came.append(number)
         for process in processes:
             if process.poll() is None:
-                process.send_signal(number)
+                process.send_signal(FORWARDED[signal.Signals(number)])
 
-    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in heard}
     try:
         yield came
     finally:

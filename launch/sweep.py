@@ -14,6 +14,7 @@ A base is an experiment, or what another of these functions returned: `grid(zip(
 from __future__ import annotations
 
 import builtins
+import fcntl
 import itertools
 import json
 import re
@@ -134,11 +135,13 @@ class Planned(NamedTuple):
 
     @property
     def state(self) -> str:
-        """finished, failed, unfinished (it goes on when it is started again) or waiting."""
+        """finished, failed, running (under another command), unfinished (it goes on when it is started again) or
+        waiting."""
         try:
             code = int((self.folder / "exit_code").read_text())
         except (OSError, ValueError):
-            return "unfinished" if (self.folder / "experiment.json").is_file() else "waiting"
+            begun = (self.folder / "experiment.json").is_file()
+            return "running" if is_locked(self.folder) else "unfinished" if begun else "waiting"
         return "finished" if code == 0 else "unfinished" if code in GOES_ON else "failed"
 
     @property
@@ -148,6 +151,18 @@ class Planned(NamedTuple):
             return json.loads((self.folder / "result.json").read_text().splitlines()[-1])
         except (OSError, ValueError, IndexError):
             return {}
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains in the run's folder."""
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 GOES_ON = (75, 130, 143)

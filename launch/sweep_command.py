@@ -65,7 +65,8 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     Raises ChildProcessError if a run has failed, Interrupted if runs were stopped.
     """
     folder, plans = planned(name, options.folder)
-    due = [plan for plan in plans if plan.state != "finished" and (options.retry_failed or plan.state != "failed")]
+    wanted = ("waiting", "unfinished", *(["failed"] if options.retry_failed else []))
+    due = [plan for plan in plans if plan.state in wanted]
     for plan in due:
         experiment.save(plan.experiment, plan.folder / "experiment.json")
     tell(f"{folder}: {len(plans)} experiments, {len(due)} to run")
@@ -141,7 +142,7 @@ def begun(plan: Planned, command: Sequence[str], environment: dict[str, str]) ->
 def submitted(folder: Path, plans: Sequence[Planned], commands: Sequence[Sequence[str]], options: Sweep) -> str:
     """The number of the array. Raises ValueError if one of this sweep is still in the queue."""
     chosen = replace(options.slurm, name=options.slurm.name or folder.name, logs=folder / "slurm")
-    waiting = output_of(["squeue", "--noheader", "--format=%F", f"--name={chosen.name}"])
+    waiting = output_of(["squeue", "--me", "--noheader", "--format=%F", f"--name={chosen.name}"])
     if waiting:
         raise ValueError(f"{folder} is in the queue as job {waiting.split()[0]}: wait for it, or scancel it first")
     text = slurm.script(chosen, commands, [plan.folder.absolute() for plan in plans])

@@ -1,6 +1,6 @@
 """TPU pods: a queued resource is created, gets the code, runs the command on all its workers, and is deleted.
 
-    python -m launch.tpu_pod --name gpt2 --zone us-east5-a --accelerator v5litepod-32 --spot -- train gpt:gpt2 --run DIR
+    python -m launch.tpu_pod --name gpt2 --zone us-central2-b --accelerator v4-32 --spot -- train gpt:gpt2 --run DIR
 
 What every worker prints comes out here. A pod that is taken back (exit code 75, or a queued resource that is no longer
 active) is deleted and created again, and the same command goes on where the run stopped: DIR must be on storage that
@@ -44,7 +44,7 @@ class TpuPod:
     accelerator: str
     """type and size of a slice, as v4-32 or v5litepod-16"""
     runtime: str = "tpu-ubuntu2204-base"
-    """the workers' software"""
+    """the workers' software: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e"""
     slices: int = 1
     """pods that work together over the data center's network"""
     project: str | None = None

@@ -94,8 +94,10 @@ def status(pid: str) -> str:
         return " Z "
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_signals_are_passed_on(program, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130), (signal.SIGHUP, 75)]
+)
+def test_signals_are_passed_on(program, tmp_path, number, code):
     command = program(f"""
 def handle(number, _):
     Path(os.environ["NUMBER"] + ".got").write_text(str(number))
@@ -115,9 +117,10 @@ time.sleep(60)
     before = signal.getsignal(number)
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    assert together(command, numbered(2), grace=30) == (130 if number == signal.SIGINT else 75, [number])
+    assert together(command, numbered(2), grace=30) == (code, [number])
     assert signal.getsignal(number) == before
-    assert [(tmp_path / f"{process}.got").read_text() for process in range(2)] == [str(int(number))] * 2
+    got = [int((tmp_path / f"{process}.got").read_text()) for process in range(2)]
+    assert got == [signal.SIGTERM if number == signal.SIGHUP else number] * 2
 
 
 def test_preempted_processes_begin_again_where_that_is_asked(program, tmp_path, monkeypatch, capfd):

@@ -19,6 +19,7 @@ from ctx_jax.cli import main
 from ctx_jax.data.corpora import Mixture, TextFiles
 from ctx_jax.experiment import find, fingerprint, load, save
 from ctx_jax.objectives.causal import Causal
+from ctx_jax.runs import alone
 from ctx_jax.training.checkpoints import find_checkpoint
 from ctx_jax.training.loop import Interrupted
 from launch import sweep, sweep_command
@@ -273,6 +274,17 @@ def test_a_sweep_that_is_stopped_goes_on(file, behaviour, tmp_path):
     assert [plan.state for plan in plans] == ["finished"] * 4 and starts(plans) == [2, 2, 1, 1]
 
 
+def test_what_another_command_runs_is_left_alone(file, behaviour):
+    """As after the sweep itself was killed: its runs may live on."""
+    _, plans = planned("mine.py:rates")
+    save(plans[0].experiment, plans[0].folder / "experiment.json")
+    with alone(plans[0].folder), pytest.raises(ChildProcessError, match=r"1 of 4 .*; rate=0.001,seed=0: running"):
+        sweep_command.run("mine.py:rates", Sweep())
+    assert starts(plans) == [0, 1, 1, 1]
+    sweep_command.run("mine.py:rates", Sweep())
+    assert starts(plans) == [1, 1, 1, 1]
+
+
 def test_for_other_launchers_it_prints_the_commands(file, capsys):
     main(["sweep", "mine.py:rates", "--launcher", "print", "--folder", "it's; here"])
     shown = capsys.readouterr()
@@ -296,7 +308,7 @@ def test_on_slurm_it_is_one_array_of_what_is_left(file, behaviour, programs, cap
     result = sweep_command.run("mine.py:rates", options)
     assert (result["job"], result["finished"], result["left"]) == ("41", 1, 3)
     asked, submitted = programs.calls
-    assert asked["argv"] == ["squeue", "--noheader", "--format=%F", "--name=mine-rates"]
+    assert asked["argv"] == ["squeue", "--me", "--noheader", "--format=%F", "--name=mine-rates"]
     assert {"--job-name=mine-rates", "--array=0-2%2", "--time=60", "--partition=big"} <= set(submitted["argv"])
     # What a node does with it.
     programs.add("srun", "os.execvp('bash', ['bash', '-c', '\"$@\"', *sys.argv[sys.argv.index('--wait=60'):]])")
