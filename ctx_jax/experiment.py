@@ -32,7 +32,7 @@ from ctx_jax.training.loop import Training
 
 NOT_IDENTITY = re.compile(
     r"name|mesh(\..*)?|data\.(folder|local_folder|workers)"
-    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep)"
+    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|timeout)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
 

@@ -18,9 +18,6 @@ from ctx_jax.options import UsageError, is_help, parse_type
 
 T = TypeVar("T")
 
-PREEMPTED = 75
-"""The exit code that means "begin me again, I go on" (EX_TEMPFAIL)."""
-
 
 def parsed(kind: type[T], arguments: Sequence[str], program: str) -> tuple[T, list[str]]:
     """The launcher's options before `--`, and the command of ctx_jax after it. Raises UsageError."""

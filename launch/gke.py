@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.command import PREEMPTED, ctx_jax, output_of, parsed, run
+from ctx_jax.training.stopping import REQUEUE
+from launch.command import ctx_jax, output_of, parsed, run
 
 SLICE = "slice"
 """The name of the replicated job, and of its container."""
@@ -89,7 +90,7 @@ def manifest(options: Gke, words: Sequence[str]) -> dict[str, Any]:
             "rules": [
                 {
                     "action": "FailJob",
-                    "onExitCodes": {"containerName": SLICE, "operator": "In", "values": [PREEMPTED]},
+                    "onExitCodes": {"containerName": SLICE, "operator": "In", "values": [REQUEUE]},
                 },
                 {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]

@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
-from launch.command import PREEMPTED, ctx_jax, parsed, run
+from ctx_jax.training.stopping import REQUEUE
+from launch.command import ctx_jax, parsed, run
 
 FORWARDED = {
     signal.SIGINT: signal.SIGINT,
@@ -200,7 +201,7 @@ def together(command: Sequence[str], environments: Sequence[dict[str, str]], gra
                     deadline = time.monotonic() + grace
                     # Who is preempted has agreed on it with the others, which are saving.
                     for process in processes:
-                        if process.poll() is None and not came and processes[bad].returncode != PREEMPTED:
+                        if process.poll() is None and not came and processes[bad].returncode != REQUEUE:
                             process.terminate()
                 if time.monotonic() > deadline:
                     break
@@ -215,7 +216,7 @@ def together(command: Sequence[str], environments: Sequence[dict[str, str]], gra
         return 0, came
     code = processes[bad].returncode
     code = code if code >= 0 else 128 - code
-    why = "was preempted" if code == PREEMPTED else f"ended with exit code {code}"
+    why = "was preempted" if code == REQUEUE else f"ended with exit code {code}"
     others = f", which ended the other {len(processes) - 1}" if len(processes) > 1 else ""
     said = f"; its last line: {voices[bad].last}" if voices[bad].last else ""
     print(f"process {bad} {why}{others}{said}", file=sys.stderr, flush=True)
@@ -245,7 +246,7 @@ def main(arguments: list[str]) -> int:
     left = options.restarts
     while True:
         code, came = together(command, environments(options), options.grace)
-        if code != PREEMPTED or came or not left:
+        if code != REQUEUE or came or not left:
             return code
         left -= 1
         print(f"beginning again where they stopped; {left} restarts are left", file=sys.stderr, flush=True)

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.command import PREEMPTED, ctx_jax, output_of, parsed, run, with_input
+from ctx_jax.training.stopping import REQUEUE
+from launch.command import ctx_jax, output_of, parsed, run, with_input
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def script(options: Slurm, commands: Sequence[Sequence[str]], records: Sequence[
         f'srun --kill-on-bad-exit=0 --wait=60 "$@"{into}',
         "code=$?",
         after,
-        f"if [ $code = {PREEMPTED} ] && [ ${{SLURM_RESTART_COUNT:-0}} -lt {options.requeues} ]; then",
+        f"if [ $code = {REQUEUE} ] && [ ${{SLURM_RESTART_COUNT:-0}} -lt {options.requeues} ]; then",
         "  # A job that was cancelled does not run any more, and stays cancelled.",
         "  case $(squeue --noheader --format=%T/%r --jobs=$SLURM_JOB_ID) in",
         "    RUNNING/* | */TimeLimit) scontrol requeue $SLURM_JOB_ID ;;",

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from ctx_jax.experiment import Experiment, called, fingerprint
 from ctx_jax.serialization import from_json, nearest, to_json
+from ctx_jax.training.stopping import INTERRUPTED, REQUEUE
 
 LONGEST = 150
 """Characters of a name; the fingerprint behind it tells longer ones apart."""
@@ -165,8 +166,8 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-GOES_ON = (75, 130, 143)
-"""Exit codes of a run that was preempted, interrupted or told to end."""
+GOES_ON = (REQUEUE, INTERRUPTED)
+"""Exit codes of a run that was stopped in order."""
 
 
 def planned(name: str, folder: Path | None = None) -> tuple[Path, list[Planned]]:

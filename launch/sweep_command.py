@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from ctx_jax import experiment
 from ctx_jax.data import write_durably
-from ctx_jax.training.loop import Interrupted
+from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import local, slurm
 from launch.command import ctx_jax, output_of
 from launch.slurm import Slurm
@@ -62,7 +63,7 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     """Returns {"sweep": folder, "finished", "failed", "left": counts, "results": `sweep.records`}, with "job" or
     "commands" of what another program is to run.
 
-    Raises ChildProcessError if a run has failed, Interrupted if runs were stopped.
+    Raises ChildProcessError if a run has failed, Interrupted or Preempted if runs were stopped.
     """
     folder, plans = planned(name, options.folder)
     wanted = ("waiting", "unfinished", *(["failed"] if options.retry_failed else []))
@@ -87,7 +88,8 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     show(found, Console(stderr=True))
     states = [record["state"] for record in found]
     if came:
-        raise Interrupted("stopped, and what ran has saved: the same command goes on")
+        kind = Interrupted if came[0] == signal.SIGINT else Preempted
+        raise kind("stopped, and what ran has saved: the same command goes on")
     if options.launcher == "local" and set(states) != {"finished"}:
         bad = next(record for record in found if record["state"] != "finished")
         remedy = "--retry-failed runs it again" if bad["state"] == "failed" else "the same command goes on"

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.command import PREEMPTED, ctx_jax, output_of, parsed, run
+from ctx_jax.training.stopping import REQUEUE
+from launch.command import ctx_jax, output_of, parsed, run
 from launch.local import forwarding, start
 
 FOLDER = "ctx_jax"
@@ -143,7 +144,7 @@ def wait(pod: TpuPod) -> None:
 
 
 def attempt(pod: TpuPod, words: Sequence[str]) -> int:
-    """One pod's life. Returns the exit code, PREEMPTED if it was taken back."""
+    """One pod's life. Returns the exit code, REQUEUE if it was taken back."""
     with existing(pod), tempfile.TemporaryDirectory() as folder:
         wait(pod)
         archive = Path(folder) / f"{FOLDER}.tar.gz"
@@ -157,10 +158,10 @@ def attempt(pod: TpuPod, words: Sequence[str]) -> int:
             processes.append(start(pod.work(words), {}, None, None))
             code = processes[0].wait()
         code = code if code >= 0 else 128 - code
-        taken = code == PREEMPTED or (code != 0 and not came and output_of(pod.state()) != "ACTIVE")
+        taken = code == REQUEUE or (code != 0 and not came and output_of(pod.state()) != "ACTIVE")
         if code == CONNECTION and not taken:
             tell(f"the connection to {pod.name} was lost")
-        return PREEMPTED if taken else code
+        return REQUEUE if taken else code
 
 
 def tell(text: str) -> None:
@@ -188,10 +189,10 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for left in reversed(range(pod.retries + 1)):
         code = attempt(pod, words)
-        if code != PREEMPTED or not left:
+        if code != REQUEUE or not left:
             return code
         tell(f"{pod.name} was taken back: a new one goes on; {left - 1} more may follow")
-    return PREEMPTED
+    return REQUEUE
 
 
 if __name__ == "__main__":

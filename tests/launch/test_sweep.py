@@ -21,7 +21,7 @@ from ctx_jax.experiment import find, fingerprint, load, save
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.runs import alone
 from ctx_jax.training.checkpoints import find_checkpoint
-from ctx_jax.training.loop import Interrupted
+from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import sweep, sweep_command
 from launch.sweep import chain, grid, planned
 from launch.sweep_command import RESULTS, Sweep
@@ -252,10 +252,13 @@ def test_so_many_run_at_a_time(file, behaviour, tmp_path):
     assert 2 <= max(most) <= 3
 
 
-def test_a_sweep_that_is_stopped_goes_on(file, behaviour, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "error"), [(signal.SIGINT, 130, Interrupted), (signal.SIGTERM, 75, Preempted)]
+)
+def test_a_sweep_that_is_stopped_goes_on(file, behaviour, number, code, error):
     """The runs that were begun get the signal and save; the others are not begun."""
     behaviour(
-        "import signal\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(130))\n"
+        f"import signal\nsignal.signal({int(number)}, lambda *_: sys.exit({code}))\n"
         "(folder / 'ready').touch()\nif len((folder / 'starts').read_text()) == 1: time.sleep(60)"
     )
     _, plans = planned("mine.py:rates")
@@ -263,10 +266,10 @@ def test_a_sweep_that_is_stopped_goes_on(file, behaviour, tmp_path):
     def interrupt() -> None:
         while not all((plan.folder / "ready").exists() for plan in plans[:2]):
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted, match="the same command goes on"):
+    with pytest.raises(error, match="the same command goes on"):
         sweep_command.run("mine.py:rates", Sweep(jobs=2))
     assert [plan.state for plan in plans] == ["unfinished"] * 4 and starts(plans) == [1, 1, 0, 0]
     behaviour("")

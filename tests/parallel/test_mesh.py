@@ -3,7 +3,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from ctx_jax.parallel.mesh import Mesh, check_batch, start_hosts
+from ctx_jax.parallel.hosts import start_hosts
+from ctx_jax.parallel.mesh import Mesh, check_batch
 
 
 def test_the_rest_of_the_devices_goes_to_the_free_axis():
