@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ctx_jax.experiment import save
+from ctx_jax import runs
+from ctx_jax.experiment import Experiment, save
+from ctx_jax.training.metrics import FILE, read_metrics
 from launch import slurm
 from launch.slurm import Slurm, sbatch, script
 from tests.tiny import STEPS, smaller
@@ -105,6 +107,61 @@ def test_a_job_that_fails_is_not_requeued(submit, tmp_path):
     job = submit("print('lost'); sys.exit(2)", tasks=2)
     until(lambda: not state(job))
     assert log(tmp_path, job).count("lost") == 2
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch, speeches, folder):
+    """Submits the training of a small experiment in two tasks; gives the number of the job."""
+    monkeypatch.chdir(tmp_path)
+
+    def trained(experiment: Experiment, run: str) -> str:
+        save(experiment, Path(f"{run}.json"))
+        words = ["train", f"{run}.json", "--run", run]
+        command = [sys.executable, "-m", "launch.slurm", "--tasks", "2", "--time", "10", "--logs", "logs", "--", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    return trained
+
+
+def losses(run: str) -> dict[int, float]:
+    """Of each step; one that was done twice must have given the same."""
+    found: dict[int, float] = {}
+    for record in read_metrics(Path(run)):
+        if record["kind"] == "train":
+            assert found.setdefault(record["step"], record["loss"]) == record["loss"]
+    return found
+
+
+def test_a_run_of_two_tasks_is_the_run_of_one(trained, speeches, folder):
+    experiment = smaller("gpt", speeches, folder, evaluate_batches=1)
+    job = trained(experiment, "it's two; $(tasks)")
+    until(lambda: not state(job))
+    runs.train(experiment, Path("one"))
+    two, one = losses("it's two; $(tasks)"), losses("one")
+    assert list(two) == list(one) == list(range(1, STEPS + 1))
+    assert list(two.values()) == pytest.approx(list(one.values()), rel=1e-5)
+
+
+def test_a_preempted_run_is_requeued_and_ends_as_if_it_had_not_been(trained, speeches, folder):
+    """Its first part is told to end as before a time limit, its second as by a preemption."""
+    experiment = smaller("transformer_xl", speeches, folder, steps=120, evaluate_batches=1)
+    job = trained(experiment, "undisturbed")
+    until(lambda: not state(job), 300)
+    job = trained(experiment, "preempted")
+    for notice, step in (("USR1", 10), ("TERM", 60)):
+        until(lambda step=step: len(losses_so_far("preempted")) >= step, 300)
+        subprocess.run(["scancel", f"--signal={notice}", job], check=True)
+        until(lambda: state(job) == "PENDING")
+        subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
+    until(lambda: not state(job), 300)
+    said = Path(f"logs/ctx_jax-{job}.log").read_text()
+    assert said.count("preempted: goes on after step") == 2
+    assert losses("preempted") == losses("undisturbed") and len(losses("undisturbed")) == 120
+
+
+def losses_so_far(run: str) -> list[str]:
+    file = Path(run) / FILE
+    return [line for line in file.read_text().splitlines() if '"train"' in line] if file.exists() else []
 
 
 def test_a_sweep_is_an_array(tmp_path, monkeypatch, speeches, folder):
