@@ -34,7 +34,7 @@ def parsed(kind: type[T], arguments: Sequence[str], program: str) -> tuple[T, li
     return options, words
 
 
-def ctx_jax(words: Sequence[str], python: str = sys.executable) -> list[str]:
+def program(words: Sequence[str], python: str = sys.executable) -> list[str]:
     """The command as a program and its arguments."""
     return [python, "-m", "ctx_jax", *words]
 

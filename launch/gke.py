@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctx_jax.training.stopping import REQUEUE
-from launch.command import ctx_jax, output_of, parsed, run
+from launch.command import output_of, parsed, program, run
 
 SLICE = "slice"
 """The name of the replicated job, and of its container."""
@@ -132,7 +132,7 @@ def pod(options: Gke, words: Sequence[str]) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": SLICE,
         "image": options.image,
-        "command": [escaped(word) for word in ("bash", "-c", line, "bash", *ctx_jax(words, options.python))],
+        "command": [escaped(word) for word in ("bash", "-c", line, "bash", *program(words, options.python))],
         "env": [
             {"name": "JAX_COORDINATOR_ADDRESS", "value": f"{options.name}-{SLICE}-0-0.{options.name}:{PORT}"},
             {"name": "JAX_NUM_PROCESSES", "value": str(options.slices * options.hosts)},

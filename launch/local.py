@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
 from ctx_jax.training.stopping import REQUEUE
-from launch.command import ctx_jax, parsed, run
+from launch.command import parsed, program, run
 
 FORWARDED = {
     signal.SIGINT: signal.SIGINT,
@@ -167,8 +167,11 @@ class Voice:
             self.say(held)
 
     def say(self, line: str) -> None:
-        sys.stderr.write(f"[{self.number}] {line}\n")
-        sys.stderr.flush()
+        # Nobody may be listening any more, and the process is to go on.
+        with suppress(BrokenPipeError):
+            if line:
+                sys.stderr.write(f"[{self.number}] {line}\n")
+                sys.stderr.flush()
 
 
 def lines(stream: IO[bytes]) -> Iterator[str]:
@@ -216,10 +219,10 @@ def together(command: Sequence[str], environments: Sequence[dict[str, str]], gra
         return 0, came
     code = processes[bad].returncode
     code = code if code >= 0 else 128 - code
-    why = "was preempted" if code == REQUEUE else f"ended with exit code {code}"
-    others = f", which ended the other {len(processes) - 1}" if len(processes) > 1 else ""
+    why = "was preempted" if code == REQUEUE else f"ended with exit code {code}, and so all do"
     said = f"; its last line: {voices[bad].last}" if voices[bad].last else ""
-    print(f"process {bad} {why}{others}{said}", file=sys.stderr, flush=True)
+    with suppress(BrokenPipeError):
+        print(f"process {bad} of {len(processes)} {why}{said}", file=sys.stderr, flush=True)
     return code, came
 
 
@@ -239,7 +242,7 @@ def shown(command: Sequence[str], environments: Sequence[dict[str, str]]) -> str
 
 def main(arguments: list[str]) -> int:
     options, words = parsed(Local, arguments, "launch.local")
-    command = ctx_jax(words)
+    command = program(words)
     if options.dry_run:
         print(shown(command, environments(options)))
         return 0

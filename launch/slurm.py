@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctx_jax.training.stopping import REQUEUE
-from launch.command import ctx_jax, output_of, parsed, run, with_input
+from launch.command import output_of, parsed, program, run, with_input
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def submit(options: Slurm, command: Sequence[str], text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     options, words = parsed(Slurm, arguments, "launch.slurm")
-    command, text = sbatch(options, jobs=1), script(options, [ctx_jax(words)])
+    command, text = sbatch(options, jobs=1), script(options, [program(words)])
     print(with_input(command, text) if options.dry_run else submit(options, command, text))
     return 0
 

@@ -22,7 +22,7 @@ from ctx_jax import experiment
 from ctx_jax.data import write_durably
 from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import local, slurm
-from launch.command import ctx_jax, output_of
+from launch.command import output_of, program
 from launch.slurm import Slurm
 from launch.sweep import Planned, planned, records
 
@@ -60,8 +60,8 @@ class Sweep:
 
 
 def run(name: str, options: Sweep) -> dict[str, Any]:
-    """Returns {"sweep": folder, "finished", "failed", "left": counts, "results": `sweep.records`}, with "job" or
-    "commands" of what another program is to run.
+    """Returns {"sweep": folder, "finished", "failed", "left": counts, "results": `sweep.records`}, with "job",
+    "script" or "commands" of what another program is to run.
 
     Raises ChildProcessError if a run has failed, Interrupted or Preempted if runs were stopped.
     """
@@ -78,8 +78,7 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
         launched["commands"] = [shlex.join(command) for command in commands]
         print(*launched["commands"], sep="\n", file=sys.stderr)
     elif options.launcher == "slurm" and due:
-        launched["job"] = submitted(folder, due, commands, options)
-        tell(f"job {launched['job']}: the same command shows the results when it is done")
+        launched = submitted(folder, due, commands, options)
     elif due:
         came = here(due, commands, options.jobs or 1, options.gpus)
     found = records(plans)
@@ -102,7 +101,7 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
 
 
 def train(plan: Planned) -> list[str]:
-    return ctx_jax(["train", str(plan.folder / "experiment.json"), "--run", str(plan.folder)])
+    return program(["train", str(plan.folder / "experiment.json"), "--run", str(plan.folder)])
 
 
 def here(plans: Sequence[Planned], commands: Sequence[Sequence[str]], jobs: int, gpus: int | None) -> list[int]:
@@ -141,14 +140,23 @@ def begun(plan: Planned, command: Sequence[str], environment: dict[str, str]) ->
         return local.start(command, environment, stdout=result, stderr=log)
 
 
-def submitted(folder: Path, plans: Sequence[Planned], commands: Sequence[Sequence[str]], options: Sweep) -> str:
-    """The number of the array. Raises ValueError if one of this sweep is still in the queue."""
+def submitted(
+    folder: Path, plans: Sequence[Planned], commands: Sequence[Sequence[str]], options: Sweep
+) -> dict[str, str]:
+    """{"job": the number of the array}, or of a dry run {"script": what a shell would submit}. Raises ValueError if an
+    array of this sweep is still in the queue."""
     chosen = replace(options.slurm, name=options.slurm.name or folder.name, logs=folder / "slurm")
+    command = slurm.sbatch(chosen, len(commands), options.jobs)
+    text = slurm.script(chosen, commands, [plan.folder.absolute() for plan in plans])
+    if chosen.dry_run:
+        tell(with_input(command, text))
+        return {"script": with_input(command, text)}
     waiting = output_of(["squeue", "--me", "--noheader", "--format=%F", f"--name={chosen.name}"])
     if waiting:
         raise ValueError(f"{folder} is in the queue as job {waiting.split()[0]}: wait for it, or scancel it first")
-    text = slurm.script(chosen, commands, [plan.folder.absolute() for plan in plans])
-    return slurm.submit(chosen, slurm.sbatch(chosen, len(commands), options.jobs), text)
+    job = slurm.submit(chosen, command, text)
+    tell(f"job {job}: the same command shows the results when it is done")
+    return {"job": job}
 
 
 def last_line(log: Path) -> str:

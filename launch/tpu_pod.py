@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctx_jax.training.stopping import REQUEUE
-from launch.command import ctx_jax, output_of, parsed, run
+from launch.command import output_of, parsed, program, run
 from launch.local import forwarding, start
 
 FOLDER = "ctx_jax"
@@ -104,7 +104,7 @@ class TpuPod:
         return self.on_workers(f"{unpack} && {self.setup}")
 
     def work(self, words: Sequence[str]) -> list[str]:
-        return self.on_workers(f"cd {FOLDER} && exec {shlex.join(ctx_jax(words, self.python))}")
+        return self.on_workers(f"cd {FOLDER} && exec {shlex.join(program(words, self.python))}")
 
 
 def files() -> list[str]:

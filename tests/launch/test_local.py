@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -42,6 +43,15 @@ def test_two_processes_compute_one_sum(program, capfd):
     assert '[1] {"process": 1, "devices": 4, "total": [12.0, 16.0]}' in shown.err
 
 
+def test_processes_go_on_when_nobody_listens(program):
+    command = program("for _ in range(3000):\n    print('a line of sixty-four characters or so' * 2, file=sys.stderr)")
+    launcher = f"from launch.local import together\nimport os\nos._exit(together({command!r}, [{{}}, {{}}], 60)[0])"
+    process = subprocess.Popen([sys.executable, "-c", launcher], stderr=subprocess.PIPE)
+    assert process.stderr is not None and process.stderr.readline().startswith(b"[")
+    process.stderr.close()
+    assert process.wait(60) == 0
+
+
 def numbered(count: int) -> list[dict[str, str]]:
     return [{"NUMBER": str(number)} for number in range(count)]
 
@@ -58,7 +68,7 @@ time.sleep(60)
     code, came = together(command, numbered(3), grace=30)
     said = capfd.readouterr().err
     assert (code, came) == (3, []) and time.monotonic() - start < 20
-    last = "process 1 ended with exit code 3, which ended the other 2; its last line: the disk is full"
+    last = "process 1 of 3 ended with exit code 3, and so all do; its last line: the disk is full"
     assert said.splitlines()[-1] == last and "[1] the disk is full" in said
 
 
@@ -131,9 +141,9 @@ count = Path({str(count)!r})
 count.write_text(str(int(count.read_text()) + 1))
 sys.exit(0 if int(count.read_text()) == 3 else 75)
 """)
-    monkeypatch.setattr(local, "ctx_jax", lambda words: command)
+    monkeypatch.setattr(local, "program", lambda words: command)
     assert local.main(["--processes", "1", "--restarts", "1", "--", "doctor"]) == 75
-    assert count.read_text() == "2" and "process 0 was preempted" in capfd.readouterr().err
+    assert count.read_text() == "2" and "process 0 of 1 was preempted" in capfd.readouterr().err
     assert local.main(["--processes", "1", "--restarts", "1", "--", "doctor"]) == 0
 
 

@@ -308,11 +308,15 @@ def test_on_slurm_it_is_one_array_of_what_is_left(file, behaviour, programs, cap
     plans[1].folder.mkdir(parents=True)
     (plans[1].folder / "exit_code").write_text("0\n")
     options = Sweep(launcher="slurm", jobs=2, slurm=replace(Sweep().slurm, time="60", partition="big"))
+    dry = sweep_command.run("mine.py:rates", replace(options, slurm=replace(options.slurm, dry_run=True)))
+    assert programs.calls == []
     result = sweep_command.run("mine.py:rates", options)
     assert (result["job"], result["finished"], result["left"]) == ("41", 1, 3)
     asked, submitted = programs.calls
     assert asked["argv"] == ["squeue", "--me", "--noheader", "--format=%F", "--name=mine-rates"]
     assert {"--job-name=mine-rates", "--array=0-2%2", "--time=60", "--partition=big"} <= set(submitted["argv"])
+    subprocess.run(["bash", "-c", dry["script"]], check=True, capture_output=True)
+    assert programs.calls[2:] == [submitted]  # the dry run showed the same
     # What a node does with it.
     programs.add("srun", "os.execvp('bash', ['bash', '-c', '\"$@\"', *sys.argv[sys.argv.index('--wait=60'):]])")
     for task in range(3):
