@@ -22,7 +22,7 @@ from ctx_jax import experiment
 from ctx_jax.data import write_durably
 from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import local, slurm
-from launch.command import output_of, program
+from launch.command import output_of, program, with_input
 from launch.slurm import Slurm
 from launch.sweep import Planned, planned, records
 

@@ -148,7 +148,8 @@ sys.exit(0 if int(count.read_text()) == 3 else 75)
 
 
 def test_what_is_shown_does_the_same(program, nasty):
-    command = [*program("print(json.dumps([os.environ['JAX_PROCESS_ID'], sys.argv[1:]]))"), *nasty]
+    text = "said = json.dumps([os.environ['JAX_PROCESS_ID'], sys.argv[1:]])\nos.write(1, said.encode() + b'\\n')"
+    command = [*program(text), *nasty]
     text = shown(command, environments(Local(processes=2)))
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
     assert sorted(map(json.loads, done.stdout.splitlines())) == [["0", nasty], ["1", nasty]]
