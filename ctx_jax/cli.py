@@ -194,8 +194,6 @@ def first_line(error: BaseException) -> str:
 def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
     print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
-    if code not in (REQUEUE, INTERRUPTED) and jax.distributed.is_initialized():
-        os._exit(code)  # at its end Python would wait for the other processes
     sys.exit(code)
 
 
