@@ -8,7 +8,7 @@ TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 EDITABLE := --config-settings editable_mode=compat -e .
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: install quickstart test check-data lint types clean
+.PHONY: install quickstart test check-data check-kills lint types clean
 
 install: $(VENV)/.run
 
@@ -17,13 +17,18 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real
+	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/kills
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
 check-data: $(VENV)/.real
 	@test -d "$(DATA)" || { echo "error: no data in '$(DATA)': name the folder, make check-data DATA=FOLDER" >&2; exit 1; }
 	DATA="$(DATA)" $(TEST) -n 2 tests/real
+
+# Runs that are killed, and go on elsewhere; a part of them: make check-kills ONLY="killed and gpt"
+ONLY ?=
+check-kills: $(VENV)/.dev
+	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ def main() -> None:
     """`cli.main`, which signals end at once and without noise, be it in the imports or while XLA compiles."""
     for number in CODES:
         signal.signal(number, leave)
+    if "--debug" in sys.argv:
+        faulthandler.enable()  # shows where each thread is when nothing moves any more
     from ctx_jax.cli import main as run
 
     for number in CODES:

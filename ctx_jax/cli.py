@@ -8,7 +8,6 @@ A command prints for people on stderr and, last, one JSON object on stdout. Exit
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import sys
@@ -119,8 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(USAGE, file=sys.stderr)
         sys.exit(0 if arguments else 2)
     words = [argument for argument in arguments if argument != "--debug"]
-    if "--debug" in arguments:
-        faulthandler.enable()
     try:
         command, rest = named_command(words)
         # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
