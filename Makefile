@@ -8,7 +8,7 @@ TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 EDITABLE := --config-settings editable_mode=compat -e .
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
-.PHONY: install quickstart test check-data check-slurm lint types clean
+.PHONY: install quickstart test check-data check-slurm check-kills lint types clean
 
 install: $(VENV)/.run
 
@@ -17,7 +17,7 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm
+	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
@@ -31,6 +31,11 @@ check-slurm: $(VENV)/.dev
 	@command -v sbatch >/dev/null || apt-get install -y --no-install-recommends slurm-wlm munge >&2
 	@bash "$(SLURM_UP)" >&2
 	$(TEST) tests/slurm
+
+# Runs that are killed, and go on elsewhere; a part of them: make check-kills ONLY="killed and gpt"
+ONLY ?=
+check-kills: $(VENV)/.dev
+	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

@@ -8,7 +8,6 @@ A command prints for people on stderr and, last, one JSON object on stdout. Exit
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
 import sys
@@ -119,8 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(USAGE, file=sys.stderr)
         sys.exit(0 if arguments else 2)
     words = [argument for argument in arguments if argument != "--debug"]
-    if "--debug" in arguments:
-        faulthandler.enable()
     try:
         command, rest = named_command(words)
         # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
@@ -194,8 +191,6 @@ def first_line(error: BaseException) -> str:
 def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
     print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
-    if code not in (REQUEUE, INTERRUPTED) and jax.distributed.is_initialized():
-        os._exit(code)  # at its end Python would wait for the other processes
     sys.exit(code)
 
 

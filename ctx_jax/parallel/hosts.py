@@ -12,8 +12,8 @@ from jax.experimental import multihost_utils
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The environment of a process that is told where the others are: "host:port" of process 0, their number, its own."""
 
-HEARTBEAT = 100
-"""Seconds without a sign of life after which JAX itself gives a process up; `stopping.Watch` is faster."""
+SHUTDOWN = 60
+"""Seconds that processes which end in order wait for each other."""
 
 
 def start_hosts(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
@@ -47,7 +47,7 @@ def start_hosts(coordinator: str | None = None, processes: int | None = None, pr
 def begin(**arguments: object) -> None:
     """Starts `jax.distributed`, whose own notice of preemption would take SIGTERM away from ours."""
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(**arguments, heartbeat_timeout_seconds=HEARTBEAT)  # pyright: ignore[reportArgumentType]
+    jax.distributed.initialize(**arguments, shutdown_timeout_seconds=SHUTDOWN)  # pyright: ignore[reportArgumentType]
 
 
 def on_several_tpu_hosts() -> bool:

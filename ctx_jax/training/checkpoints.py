@@ -9,6 +9,8 @@ is no longer what it was are moved to RUN/damaged, and the one before them count
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,8 @@ from ctx_jax.training.state import TrainState
 
 FOLDER, DAMAGED = "checkpoints", "damaged"
 PARTS = ("params", "fixed", "opt_state", "memory")
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error, with its stack, it raises, too
+
 WHOLE = 2**31 - 1
 """Stands for the number of a damaged file where there is none."""
 
@@ -157,14 +161,15 @@ class Checkpoints:
         Raises RuntimeError if nothing is saved, as orbax does silently for a step that is not newer than the last.
         """
         parts = {part: ocp.args.PyTreeSave(tree) for part in PARTS if jax.tree.leaves(tree := getattr(state, part))}
-        with jax.transfer_guard("allow"):
+        with jax.transfer_guard("allow"), self._written():
             saved = self._manager.save(step, args=ocp.args.Composite(**parts, record=ocp.args.JsonSave(record)))
         if not saved:
             raise RuntimeError(f"step {step} was not saved: {self.folder} already holds step {self.latest()}")
 
     def wait(self) -> None:
-        """Until what was saved is on disk. Raises what has gone wrong in the background."""
-        self._manager.wait_until_finished()
+        """Until what was saved is on disk. Raises OSError if that could not be written."""
+        with self._written():
+            self._manager.wait_until_finished()
 
     def record(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays."""
@@ -219,13 +224,26 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self._manager.close()
+        with self._written():
+            self._manager.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """What fails in the background names the folder, in one line."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None and error.errno != errno.ENOSPC:
+                raise
+            if "No space left" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from error
 
     @contextmanager
     def _whole(self, step: int) -> Iterator[None]:

@@ -87,8 +87,11 @@ class Metrics:
         self.last[kind] = record
         if not self.active:
             return
-        self.file.write(json.dumps(record, allow_nan=False) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(record, allow_nan=False) + "\n")
+            self.file.flush()
+        except OSError as error:  # a full disk does not say where
+            raise OSError(error.errno, error.strerror, self.file.name) from error
         for name, value in values.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
 

@@ -52,8 +52,8 @@ def lines(run):
     return [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(run)]
 
 
-def interrupt(monkeypatch, *steps, error=None):
-    """Ctrl-C (or an error) when these steps have been dispatched."""
+def interrupt(monkeypatch, *steps, error=None, number=signal.SIGINT):
+    """Ctrl-C (or another signal, or an error) when these steps have been dispatched."""
     push = Meter.push
 
     def pushed(self, step, measured):
@@ -61,7 +61,7 @@ def interrupt(monkeypatch, *steps, error=None):
         if step in steps:
             if error is not None:
                 raise error
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(Meter, "push", pushed)
 
