@@ -12,7 +12,7 @@ EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 THEIRS := $(VENV)-originals
 CLONES := google-research/bert openai/gpt-2 zihangdai/xlnet kimiyoung/transformer-xl
 
-.PHONY: install quickstart test check-data parity golden originals lint types clean
+.PHONY: install quickstart test check-data check-slurm check-kills parity golden originals lint types clean
 
 install: $(VENV)/.run
 
@@ -21,13 +21,25 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real
+	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
 check-data: $(VENV)/.real
 	@test -d "$(DATA)" || { echo "error: no data in '$(DATA)': name the folder, make check-data DATA=FOLDER" >&2; exit 1; }
 	DATA="$(DATA)" $(TEST) -n 2 tests/real
+
+# Jobs on a real Slurm, which the script SLURM_UP starts on this machine: make check-slurm SLURM_UP=SCRIPT
+check-slurm: $(VENV)/.dev
+	@test -f "$(SLURM_UP)" || { echo "error: no script '$(SLURM_UP)': make check-slurm SLURM_UP=SCRIPT" >&2; exit 1; }
+	@command -v sbatch >/dev/null || apt-get install -y --no-install-recommends slurm-wlm munge >&2
+	@bash "$(SLURM_UP)" >&2
+	$(TEST) tests/slurm
+
+# Runs that are killed, and go on elsewhere; a part of them: make check-kills ONLY="killed and gpt"
+ONLY ?=
+check-kills: $(VENV)/.dev
+	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
 # What transformers computes, live: it reads what we write, and we what it writes.
 parity: $(THEIRS)/.made

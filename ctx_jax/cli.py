@@ -1,7 +1,8 @@
 """The commands: parsing and printing only.
 
 A command prints for people on stderr and, last, one JSON object on stdout. Exit codes: 0 done, 1 the run failed,
-2 the input is wrong, 130 interrupted. What fails is one line, `error: ...`; with --debug it is a traceback.
+2 the input is wrong, 75 preempted (SIGTERM, SIGUSR1: begin me again), 130 interrupted. What fails is one line,
+`error: ...`, the last on stderr; with --debug it is a traceback.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from ctx_jax import cli_text, cli_transfer
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
+from ctx_jax.parallel.hosts import start_hosts
+from ctx_jax.progress import speaks
 from ctx_jax.serialization import nearest
 from ctx_jax.text import local
-from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.metrics import Diverged
+from ctx_jax.training.stopping import INTERRUPTED, REQUEUE, Interrupted, Preempted, preempted_in_preparation
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """Errors of the system that are the user's; others (a full disk) are failures of the run."""
@@ -43,12 +46,20 @@ class Train:
     """a run whose parameters, optimizer and step this one takes over; the reader starts anew"""
     start_from: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     """a run or checkpoint whose matching parameters this one starts from"""
+    coordinator: str | None = None
+    """host:port of process 0 of several; default: $JAX_COORDINATOR_ADDRESS, or what Slurm or the TPU says"""
+    processes: int | None = None
+    """how many there are; default: $JAX_NUM_PROCESSES"""
+    process: int | None = None
+    """which of them this is, from 0; default: $JAX_PROCESS_ID or $JOB_COMPLETION_INDEX"""
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score held-out text with a run's last checkpoint: each token once."""
+    """Score held-out text with a checkpoint of a run: each token once."""
 
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
     text: str | None = None
     """other text to score, all of it; default: what the experiment holds out"""
     split: str = "test"
@@ -69,10 +80,12 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Generate:
-    """Continue prompts with a run's last checkpoint."""
+    """Continue prompts with a checkpoint of a run."""
 
     prompt: tuple[str, ...]
     """one or more texts to go on from"""
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
     length: int = 64
     """tokens to generate, at most"""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = Sampling()
@@ -99,8 +112,10 @@ class Import:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's last checkpoint as transformers loads it, with its tokenizer. The other way: convert --help."""
+    """Write a checkpoint of a run as transformers loads it, with its tokenizer. The other way: convert --help."""
 
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
     kind: str | None = None
     """the class, as BertForMaskedLM; default: what the run was imported as, or the class that holds most of it"""
     shard_bytes: int = 5 * 10**9
@@ -134,9 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
         with contextlib.nullcontext() if is_help(rest) else contextlib.redirect_stdout(sys.stderr):
             result = COMMANDS[command](rest)
-        print(json.dumps(result), flush=True)
+        if speaks():
+            print(json.dumps(result), flush=True)
     except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in arguments:
+        if "--debug" in arguments and not isinstance(error, (Interrupted, Preempted)):
             raise
         fail(*explained(error))
 
@@ -159,11 +175,13 @@ def explained(error: BaseException) -> tuple[str, int]:
     """What is said of an error, and the exit code."""
     match error:
         case Interrupted():
-            return str(error), 130
+            return str(error), INTERRUPTED
+        case Preempted():
+            return str(error), REQUEUE
         case KeyboardInterrupt():
             return (
                 "interrupted: the same command goes on from the last checkpoint, or where it was in preparing a text",
-                130,
+                INTERRUPTED,
             )
         case Diverged():
             return str(error), 1
@@ -198,7 +216,7 @@ def first_line(error: BaseException) -> str:
 
 def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
-    print("error: " + " ".join(str(message).split()), file=sys.stderr)
+    print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -207,7 +225,9 @@ def train(arguments: list[str]) -> Any:
 
     experiment, rest = with_experiment("train", arguments)
     chosen = parse(Train(experiment), rest, f"ctx_jax train {arguments[0]}", TEXT)
-    return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
+    with preempted_in_preparation():
+        start_hosts(chosen.coordinator, chosen.processes, chosen.process)
+        return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
 
 
 def evaluate(arguments: list[str]) -> Any:
@@ -223,7 +243,9 @@ def generate(arguments: list[str]) -> Any:
 
     (folder,), rest = positional("generate", arguments, "RUN", most=1)
     chosen = parse_type(Generate, rest, "ctx_jax generate RUN")
-    return runs.generate(Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed)
+    return runs.generate(
+        Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed, checkpoint=chosen.checkpoint
+    )
 
 
 def convert(arguments: list[str]) -> Any:
@@ -259,6 +281,13 @@ def doctor(arguments: list[str]) -> Any:
     return examination.diagnose(parse(Doctor(experiment), rest, f"ctx_jax doctor {arguments[0]}", TEXT).experiment)
 
 
+def sweep(arguments: list[str]) -> Any:
+    from launch import sweep_command as sweeps
+
+    (name,), rest = positional("sweep", arguments, "FILE.py[:function]", most=1)
+    return sweeps.run(name, parse(sweeps.Sweep(), rest, "ctx_jax sweep FILE.py[:function]"))
+
+
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "train": train,
     "evaluate": evaluate,
@@ -267,5 +296,6 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "report": report,
     "doctor": doctor,
     **cli_transfer.COMMANDS,
+    "sweep": sweep,
     **cli_text.COMMANDS,
 }

@@ -17,12 +17,14 @@ from ctx_jax.transfer import features as frozen
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors of texts, by the layers of a run's last checkpoint."""
+    """Vectors of texts, by the layers of a checkpoint of a run."""
 
     input: str
     """a file of texts, one a line; .jsonl, .gz and .zst too; - for standard input"""
     output: str
     """the .npz or .safetensors file to write: `features`, and `offsets` where a text has several vectors"""
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
     choice: Annotated[frozen.Choice, tyro.conf.arg(name="")] = frozen.Choice()
     length: int | None = None
     """tokens of a text, special ones included, beyond which it is cut; default: all the model's positions, or 512"""
@@ -42,6 +44,7 @@ def features(arguments: list[str]) -> Any:
         chosen.input,
         local("--output", chosen.output),
         chosen.choice,
+        checkpoint=chosen.checkpoint,
         length=chosen.length,
         batch_size=chosen.batch_size,
         field=chosen.field,

@@ -40,8 +40,8 @@ from ctx_jax.progress import tell
 from ctx_jax.runs import open_run
 from ctx_jax.serialization import nearest, to_json
 from ctx_jax.text import IMPORTED, TOKENIZER
-from ctx_jax.training.checkpoints import FOLDER, Checkpoints, find_checkpoint
-from ctx_jax.training.loop import READER, Training
+from ctx_jax.training.checkpoints import FOLDER, Checkpoints, named
+from ctx_jax.training.loop import EVALUATED, READER, Training
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import TrainState
@@ -93,7 +93,7 @@ def import_run(
         params = completed(imported)
         with Checkpoints(partial, keep=1) as checkpoints:
             state = TrainState(np.int32(0), params, {}, None, None)
-            checkpoints.save(0, state, {"experiment": to_json(experiment), READER: 0})
+            checkpoints.save(0, state, {"experiment": to_json(experiment), READER: 0, EVALUATED: True})
         about = {
             "source": source.resolve().name,
             "kind": imported.kind,
@@ -178,8 +178,10 @@ def completed(imported: Imported) -> dict[str, Any]:
     return unflatten_dict({**flatten_dict(imported.params), **jax.jit(absent)()})
 
 
-def export_run(path: Path, folder: Path, *, kind: str | None = None, shard_bytes: int = 5 * 10**9) -> dict[str, Any]:
-    """Writes a run's newest checkpoint, or the one that `path` names, as transformers loads it, with its tokenizer.
+def export_run(
+    path: Path, folder: Path, *, kind: str | None = None, shard_bytes: int = 5 * 10**9, checkpoint: str = "last"
+) -> dict[str, Any]:
+    """Writes a checkpoint of a run as transformers loads it, with its tokenizer.
 
     Args:
         kind: their class; None = the one that the run was imported as, else the one that holds most of the model.
@@ -188,9 +190,9 @@ def export_run(path: Path, folder: Path, *, kind: str | None = None, shard_bytes
 
     Raises ValueError if `folder` is there already, or if that class cannot hold the model.
     """
-    trained = open_run(path)
+    trained = open_run(path, checkpoint)
     config, tokenizer = trained.experiment.model, trained.tokenizer
-    origin = find_checkpoint(path)[0] / IMPORTED
+    origin = named(path)[0] / IMPORTED
     about = json.loads(origin.read_text()) if origin.is_file() else {}
     kind = chosen_kind(config, kind or about.get("kind"))
     with building(folder) as partial:

@@ -12,8 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from rich.console import Console
+from rich import box
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.experiment import Experiment
@@ -97,9 +100,10 @@ def needs(experiment: Experiment) -> dict[str, Any]:
     bytes_per_device        {"parameters", "gradients", "optimizer", "memory", "total"}, without activations
     train_flops_per_token   floating-point operations of a training step per position of the batch
 
-    Raises ValueError if the mesh does not fit the devices, the parameters or the batch.
+    The devices need not be there, unless an axis of the mesh is -1. Raises ValueError if the mesh does not fit them,
+    the parameters or the batch.
     """
-    mesh = experiment.mesh.build()
+    mesh = experiment.mesh.abstract()
     batch_size = experiment.data.batch_size
     check_batch(mesh, batch_size, experiment.training.accumulation)
     model = experiment.model.build()
@@ -178,18 +182,26 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def show_needs(needs: dict[str, Any], console: Console) -> None:
-    mesh = ", ".join(f"{axis} {count}" for axis, count in needs["mesh"].items())
-    table = Table(title=f"Parameters of {needs['name']} on a mesh of {mesh}", title_justify="left", show_footer=True)
-    table.add_column("tensor", "total", overflow="fold")
-    table.add_column("shape, and the mesh axes that divide it", min_width=20)
+    """A tensor takes two lines, its name and its axes: a table that fits any terminal."""
+    mesh = " x ".join(f"{axis} {count}" for axis, count in needs["mesh"].items())
+    devices = math.prod(needs["mesh"].values())
+    table = Table(
+        title=f"Parameters of {needs['name']} on a mesh of {mesh}: {devices} device{'s' * (devices > 1)}",
+        title_justify="left",
+        show_footer=True,
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("tensor\n  axis=length/mesh axes that split it", "total", overflow="fold")
     table.add_column("parameters", f"{needs['parameters']:,}", justify="right", no_wrap=True)
     table.add_column("per device", size(needs["bytes_per_device"]["parameters"]), justify="right", no_wrap=True)
     for tensor in needs["tensors"]:
-        shape = [
-            f"{length} {axis}" + "".join(f"/{name}" for name in dividing)
+        axes = [
+            f"{axis}={length}" + "".join(f"/{name}" for name in dividing)
             for length, axis, dividing in zip(tensor["shape"], tensor["axes"], tensor["split"], strict=True)
         ]
-        table.add_row(tensor["name"], ", ".join(shape), f"{tensor['parameters']:,}", size(tensor["bytes_per_device"]))
+        described = Group(tensor["name"], Padding(Text(" ".join(axes), style="dim"), (0, 0, 0, 2)))
+        table.add_row(described, f"{tensor['parameters']:,}", size(tensor["bytes_per_device"]))
     console.print(table)
     totals = Table(title="What a training step needs", title_justify="left", show_header=False)
     for part, count in needs["bytes_per_device"].items():

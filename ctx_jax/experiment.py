@@ -32,7 +32,7 @@ from ctx_jax.training.loop import Training
 
 NOT_IDENTITY = re.compile(
     r"name|mesh(\..*)?|data\.(folder|local_folder|workers)"
-    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep)"
+    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|timeout)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
 
@@ -211,6 +211,14 @@ def find(name: str) -> Experiment:
     """
     if name.endswith(".json"):
         return load(Path(name))
+    experiment = called(name)
+    if not isinstance(experiment, Experiment):
+        raise ValueError(f"{name} returned {type(experiment).__name__}: it must return an Experiment")
+    return experiment
+
+
+def called(name: str) -> Any:
+    """What the function returns that is called `name`, as in `find`; a file's only function needs no name."""
     file, _, function = name.partition(":")
     module = _module(file, name)
     functions = {
@@ -218,15 +226,14 @@ def find(name: str) -> Experiment:
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
     }
+    if not function and len(functions) == 1:
+        (function,) = functions
     if function not in functions:
         known = ", ".join(f"{file}:{key}" for key in functions)
         what = f"experiment {name!r} names no function" if not function else f"unknown experiment {name!r}"
         raise ValueError(f"{what}{nearest(function, list(functions))}; there are: {known}")
     with one_line_errors(name, module):
-        experiment = functions[function]()
-    if not isinstance(experiment, Experiment):
-        raise ValueError(f"{name} returned {type(experiment).__name__}: it must return an Experiment")
-    return experiment
+        return functions[function]()
 
 
 def folders() -> list[Path]:

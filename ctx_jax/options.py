@@ -34,6 +34,7 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers
   report RUN... [--output report.html]                                                  learning curves as a page
   doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
+  sweep FILE.py[:function] [--launcher local|slurm|print] [--jobs N] [--retry-failed]   run many experiments
   tokenizer train KIND [--text PATH] [--vocabulary-size N] [--output DIR] ...           learn a tokenizer from text
   data prepare [EXPERIMENT] [--text PATH] [--tokenizer KIND] ...                        tokenize all of a corpus
   data inspect [STORE|EXPERIMENT] [--text PATH] [--tokenizer KIND] [--split train] ...  what is in a token store
@@ -137,7 +138,7 @@ def one_line(box: str) -> str:
     lines = [line.strip(" │|") for line in box.splitlines() if line.strip()]
     below_title = itertools.dropwhile(is_rule, lines[1:])
     message = " ".join(itertools.takewhile(lambda line: not is_rule(line), below_title))
-    message = re.sub(r"^Error parsing (experiment(: |\.))?", "", message)
+    message = re.sub(r"^Error parsing (experiment\.|\w+: )?", "", message)
     return message or "the command line cannot be read; see --help"
 
 

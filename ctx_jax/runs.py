@@ -24,13 +24,14 @@ from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import counted, tell
 from ctx_jax.serialization import to_json
 from ctx_jax.text import IMPORTED, TOKENIZER, check_text, keep, kept, known_split, open_text
 from ctx_jax.training import loop
-from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint
+from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, named
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
 
@@ -49,7 +50,7 @@ def train(
     """
     if continue_from is not None and start_from is not None:
         raise ValueError(f"--continue {continue_from} and --from {start_from}: choose one of them")
-    if continue_from is not None and (find_checkpoint(continue_from)[0] / IMPORTED).is_file():
+    if continue_from is not None and (named(continue_from)[0] / IMPORTED).is_file():
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
     claim(folder, experiment)
@@ -62,6 +63,7 @@ def train(
     # What is wrong with the held-out text is known before anything is trained.
     rows = experiment.evaluation_batch_size
     experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
+    gather(0)  # every host has looked into the folder
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         if jax.process_index() == 0:
@@ -89,7 +91,7 @@ def inherited(experiment: Experiment, old: Path | None) -> Tokenizer | None:
     the experiment asks for another one."""
     if old is None:
         return None
-    folder, _ = find_checkpoint(old)
+    folder, _ = named(old)
     tokenizer, own = kept(folder), experiment.data.tokenizer
     theirs, mine = (to_json(config) for config in (load(folder / "experiment.json").data.tokenizer, own))
     same = isinstance(own, Pretrained) and own.load(Path(own.path)).fingerprint == tokenizer.fingerprint
@@ -136,7 +138,7 @@ def claim(folder: Path, experiment: Experiment) -> None:
 
 
 class Trained(NamedTuple):
-    """A run's newest checkpoint, ready to be used."""
+    """A run's checkpoint, ready to be used."""
 
     experiment: Experiment
     tokenizer: Tokenizer
@@ -146,17 +148,19 @@ class Trained(NamedTuple):
     step: int
 
 
-def open_run(path: Path, **settings: Any) -> Trained:
+def open_run(path: Path, checkpoint: str = "last", **settings: Any) -> Trained:
     """The run in `path` (its folder, or one of its checkpoints), with its own tokenizer.
 
     Args:
+        checkpoint: "last", "best" (by the run's `training.best`, or the loss) or a step.
         settings: fields of the model's config to be replaced, which must leave its parameters as they are; None = as
             it was trained.
 
     Raises FileNotFoundError without a checkpoint, ValueError for a setting that the model does not have.
     """
-    folder, step = find_checkpoint(path)
+    folder, _ = named(path)
     experiment = load(folder / "experiment.json")
+    _, step = find_checkpoint(path, checkpoint, experiment.training.best or "loss")
     experiment = replace(experiment, model=with_settings(experiment.model, settings))
     mesh = experiment.mesh.build()
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
@@ -197,25 +201,26 @@ def evaluate(
     same_length: bool = False,
     clamp_length: int | None = None,
     batch_size: int | None = None,
+    checkpoint: str = "last",
 ) -> dict[str, Any]:
-    """Scores a split, or other text, with a run's newest checkpoint: each token once, the reading declared.
+    """Scores a split, or other text, with a run's checkpoint: each token once, the reading declared.
 
     Arguments as `cli.Evaluate`. Returns `evaluation.perplexity.evaluate` with "run", "step" and "split" or "text".
     """
     part = known_split(split)
-    if text is None and (find_checkpoint(path)[0] / IMPORTED).is_file():
+    if text is None and (named(path)[0] / IMPORTED).is_file():
         raise ValueError(f"{path} is an imported model, which holds out no text: name what to score with --text")
     settings = {"memory_length": memory_length, "same_length": same_length, "clamp_length": clamp_length}
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
-    trained = open_run(path, **settings)
+    trained = open_run(path, checkpoint, **settings)
     reader, mesh = reread(trained.experiment.evaluation_reader, length, stride), trained.mesh
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
     data = experiment.data if text is None else replace(experiment.data, corpus=whole(text, experiment.data.corpus))
     store = open_text(data, (part,), trained.tokenizer)[1][part]
     if text is None:
-        check_text(find_checkpoint(path)[0], store)
+        check_text(named(path)[0], store)
     rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
     transform = loader_transform(experiment.objective, store.vocabulary, None)
     step = make_eval_step(trained.model, experiment.objective, store.vocabulary, mesh)
@@ -255,9 +260,11 @@ def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
     return replace(reader, **{name: value for name, value in chosen.items() if value is not None})  # pyright: ignore[reportArgumentType]
 
 
-def generate(path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int) -> dict[str, Any]:
-    """Continues the prompts with a run's newest checkpoint. Returns {"run", "step", "texts"}, prompts included."""
-    trained = open_run(path)
+def generate(
+    path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int, checkpoint: str = "last"
+) -> dict[str, Any]:
+    """Continues the prompts with a run's checkpoint. Returns {"run", "step", "texts"}, prompts included."""
+    trained = open_run(path, checkpoint)
     vocabulary = trained.tokenizer.vocabulary
     for prompt in prompts:
         if not prompt.isprintable() and any(0xD800 <= ord(character) <= 0xDFFF for character in prompt):

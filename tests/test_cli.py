@@ -12,6 +12,7 @@ import pytest
 
 from ctx_jax.cli import COMMANDS, main
 from ctx_jax.runs import alone
+from ctx_jax.training.stopping import Interrupted, Preempted
 
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 2 --model.feed-forward 32 --data.reader.length 32 "
@@ -164,6 +165,12 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
     code, out, _ = run(["evaluate", "runs/a", "--stride", "8"], capsys)
     assert json.loads(out)["stride"] == 8
 
+    code, out, _ = run(["evaluate", "runs/a", "--checkpoint", "best"], capsys)
+    assert json.loads(out)["step"] == 2
+    code, out, err = run(["generate", "runs/a", "--prompt", "The people", "--checkpoint", "1"], capsys)
+    assert (code, out) == (2, "")
+    assert "--checkpoint 1: runs/a has no such checkpoint: choose best, last or one of 2" in err
+
     code, out, err = run(["generate", "runs/a", "--prompt", "The people", "--length", "4", "--top-k", "5"], capsys)
     assert json.loads(out)["texts"][0].startswith("The people")
 
@@ -199,6 +206,8 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
         (PermissionError(13, "Permission denied", "runs/a"), 2, "runs/a: Permission denied: choose another path"),
         (KeyError("x"), 1, "unexpected KeyError: 'x'; --debug shows where"),
         (MemoryError(), 1, "choose a smaller batch"),
+        (Preempted("stopped after step 3"), 75, "stopped after step 3"),
+        (Interrupted("stopped after step 3"), 130, "stopped after step 3"),
     ],
 )
 def test_every_failure_is_one_line(error: BaseException, code: int, message: str, monkeypatch, capsys):
@@ -211,7 +220,8 @@ def test_every_failure_is_one_line(error: BaseException, code: int, message: str
     assert (found, out) == (code, "")
     assert err.splitlines()[0] == "noise of a library"
     assert message in err.splitlines()[1]
-    with pytest.raises(type(error)):
+    stopped = isinstance(error, Preempted | Interrupted)  # nothing failed
+    with pytest.raises(SystemExit if stopped else type(error)):
         main(["report", "--debug"])
 
 

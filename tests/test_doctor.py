@@ -92,7 +92,26 @@ def test_each_kind_of_model_is_shown(model: Any, objective: Any, reader: Any):
 def test_a_mesh_that_does_not_fit_is_named():
     gpt = experiment_of(GptConfig(), Causal(), Blocks(length=32))
     with pytest.raises(ValueError, match=f"does not fit {DEVICES} devices"):
-        findings(dataclasses.replace(gpt, mesh=Mesh(data=DEVICES + 1)))
+        findings(dataclasses.replace(gpt, mesh=Mesh(data=-1, fsdp=DEVICES + 1)))
+
+
+def test_devices_need_not_be_here():
+    """Rows of two devices more than there are, and a table of 80 columns in which no name is broken."""
+    config = TransformerXLConfig(vocabulary_size=2048, width=16, layers=2, heads=2, feed_forward=32)
+    experiment = dataclasses.replace(experiment_of(config, Segment(), Lanes(length=32)), mesh=Mesh(2 * DEVICES, 2, 2))
+    experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, batch_size=8 * DEVICES))
+    found = findings(experiment)
+    needs = found["experiment"]
+    assert needs["mesh"] == {"data": 2 * DEVICES, "fsdp": 2, "tensor": 2}
+    assert needs["bytes_per_device"]["memory"] == 2 * config.memory_length * (2 * 16 * 4 + 4)
+    output = io.StringIO()
+    show(found, Console(file=output, width=80))
+    lines = output.getvalue().splitlines()
+    for tensor in needs["tensors"]:
+        (line,) = [line for line in lines if tensor["name"] in line.split()]
+        assert f"{tensor['parameters']:,}" in line and size(tensor["bytes_per_device"]) in line
+    assert any("layers=2 width=16/fsdp heads=2/tensor channels=8" in line for line in lines)
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_bytes_and_splits_of_a_sharded_tensor():

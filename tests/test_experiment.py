@@ -122,7 +122,7 @@ def test_options_name_every_field_and_the_opposite_of_flags():
         ("training.steps", 0, "it.training: training steps 0: choose 1 or more"),
         ("training.steps", 2**31, "it.training: training steps 2147483648: choose 2147483647 or less"),
         ("training.seed", 2**32, "it.training: training seed 4294967296: choose 4294967295 or less"),
-        ("training", to_json(Mesh()), "it.training: Mesh(data=-1, fsdp=1, tensor=1) is not of type Training"),
+        ("training", to_json(Mesh()), "it.training: Mesh(data=-1, fsdp=1, tensor=1, slices=1) is not of type Training"),
         ("model", None, "it: model None has no vocabulary_size: use one of models/"),
         ("optimizer", to_json(Mesh(fsdp=2))["fsdp"], "it: optimizer 2 has no build: use one of training/optimizers.py"),
         ("objective", "causal", "it: objective 'causal' has no requirements: use one of objectives/"),

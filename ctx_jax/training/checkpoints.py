@@ -1,12 +1,17 @@
-"""Checkpoints of a run: sharded, written in the background by orbax, restored straight onto the given shardings.
+"""Checkpoints of a run: sharded, written in the background by orbax, verified, restored onto the given shardings.
 
-    RUN/checkpoints/STEP/{params, fixed, opt_state, memory, record}
+    RUN/checkpoints/STEP/{params, fixed, opt_state, memory, record, checksums.sha256}
 
-Parts without arrays are left out; `record` is JSON: the resolved experiment and where its reader started.
+Parts without arrays are left out; `record` is JSON: the resolved experiment, where its reader started, and whether the
+step was evaluated. A step gets its name when all of its files are written and hashed. The newest steps of which a file
+is no longer what it was are moved to RUN/damaged, and the one before them counts.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,40 +22,138 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.sharding import parameter_name
+from ctx_jax.progress import tell
+from ctx_jax.training import checksums
+from ctx_jax.training.metrics import read_metrics
 from ctx_jax.training.state import TrainState
 
-FOLDER = "checkpoints"
+FOLDER, DAMAGED = "checkpoints", "damaged"
 PARTS = ("params", "fixed", "opt_state", "memory")
+logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error, with its stack, it raises, too
+
+WHOLE = 2**31 - 1
+"""Stands for the number of a damaged file where there is none."""
+
+
+class Sealed(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """A step that is being written: it gets its checksums under a temporary name, then its own."""
+
+    async def finalize(self) -> None:
+        """Called in the background by one process, when all have written; for the parts of a step, too."""
+        if self.get_final().parent.name != FOLDER:
+            return await super().finalize()
+        written = ocp.path.atomicity.AtomicRenameTemporaryPath(
+            self.get(),
+            self.get().with_name(self.get().name + ".written"),
+            checkpoint_metadata_store=self._checkpoint_metadata_store,
+        )
+        await written.finalize()
+        checksums.write(Path(written.get_final()))
+        os.rename(written.get_final(), self.get_final())
+        return None
+
+
+class Retention(ocp.checkpoint_managers.PreservationPolicy):
+    """Which steps stay: the newest, every n-th, and the one with the lowest score."""
+
+    def __init__(self, keep: int | None, keep_every: int) -> None:
+        self.keep, self.keep_every = keep, keep_every
+        self.scores: dict[int, float] = {}
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        steps = sorted(checkpoint.step for checkpoint in checkpoints)
+        stay = set(steps if self.keep is None else steps[-self.keep :])
+        stay |= {step for step in steps if self.keep_every and step % self.keep_every == 0}
+        stay |= {best} if (best := lowest(self.scores, steps)) is not None else set()
+        return [checkpoint.step in stay for checkpoint in checkpoints]
 
 
 class Checkpoints:
     """The checkpoints of one run; to be closed (or used as a context), which waits for the last save."""
 
-    def __init__(self, run: Path, keep: int | None = None) -> None:
+    def __init__(self, run: Path, keep: int | None = None, keep_every: int = 0) -> None:
         """
         Args:
             run: the run's folder.
             keep: how many of the newest checkpoints stay; None = all, for reading.
+            keep_every: steps that are a multiple of this stay for good; 0 = none.
         """
-        self.folder = run.absolute() / FOLDER
+        self.run, self.folder = run, run.absolute() / FOLDER
+        self.writes = keep is not None
+        self.retention = Retention(keep, keep_every)
         handlers: dict[str, Any] = {part: ocp.PyTreeCheckpointHandler() for part in PARTS}
         self._manager = ocp.CheckpointManager(
             self.folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep, create=keep is not None, cleanup_tmp_directories=keep is not None
+                preservation_policy=self.retention,
+                create=self.writes,
+                cleanup_tmp_directories=self.writes,
+                temporary_path_class=Sealed,
             ),
             item_handlers={**handlers, "record": ocp.JsonCheckpointHandler()},
         )
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, oldest first; waits for one that is being written."""
+        """The steps that are there, oldest first; waits for one that is being written."""
         self._manager.wait_until_finished()
-        return sorted(self._manager.all_steps())
+        return saved(self.run)
 
     def latest(self) -> int | None:
-        """The newest step that can be restored."""
+        """The newest step."""
         return max(self.steps(), default=None)
+
+    def newest_whole(self) -> int | None:
+        """The newest step of which every file is what was written; None if there is no step. Those after it are told
+        of, and set aside if this is to write.
+
+        Raises ValueError, and moves nothing, if there are steps but none is whole.
+        """
+        steps = self.steps()
+        if len(set(gather(max(steps, default=0)))) > 1:
+            raise ValueError(f"the hosts do not see the same checkpoints in {self.folder}: choose a folder they share")
+        problems: dict[int, str] = {}
+        for step in reversed(steps):
+            if (problem := self.problem(step)) is None:
+                break
+            problems[step] = problem
+        else:
+            if not steps:
+                return None
+            raise ValueError(
+                f"{problems[steps[-1]]}, and no other checkpoint of {self.run} is whole: nothing is changed; put back "
+                "a copy of one, or begin a new run with another --run"
+            )
+        for newer, problem in problems.items():
+            place = f"; it is moved to {self._set_aside(newer)}" if self.writes else ""
+            tell(f"note: {problem}{place}: step {step} is used")
+        return step
+
+    def problem(self, step: int) -> str | None:
+        """What is wrong with the files of a step, in one line; None if nothing is. The hosts share the reading."""
+        folder = self.folder / str(step)
+        found = checksums.damage(folder, jax.process_index(), jax.process_count())
+        first = min(gather(WHOLE if found is None else found[0]))
+        if first == WHOLE:
+            return None
+        if found is None or found[0] != first:
+            found = checksums.damage(folder, first, WHOLE)
+        return f"checkpoint {self.run / FOLDER / str(step)} is damaged: {found[1] if found else 'it has changed'}"
+
+    def _set_aside(self, step: int) -> Path:
+        """Moves a step out of the way, under a name that is not taken; returns its new place."""
+        folder = self.run / DAMAGED
+        taken = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        names = (f"{step}{suffix}" for suffix in ("", *(f"-{number}" for number in range(2, len(taken) + 3))))
+        place = folder / next(name for name in names if name not in taken)
+        gather(step)  # every host has looked
+        if jax.process_index() == 0:
+            folder.mkdir(exist_ok=True)
+            (self.folder / str(step)).rename(place)
+        gather(step)  # and none goes on before it is moved
+        self._manager.reload()
+        return place
 
     def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
         """Copies the state to the host, and returns while it is being written: the state may then be donated.
@@ -58,10 +161,15 @@ class Checkpoints:
         Raises RuntimeError if nothing is saved, as orbax does silently for a step that is not newer than the last.
         """
         parts = {part: ocp.args.PyTreeSave(tree) for part in PARTS if jax.tree.leaves(tree := getattr(state, part))}
-        with jax.transfer_guard("allow"):
+        with jax.transfer_guard("allow"), self._written():
             saved = self._manager.save(step, args=ocp.args.Composite(**parts, record=ocp.args.JsonSave(record)))
         if not saved:
             raise RuntimeError(f"step {step} was not saved: {self.folder} already holds step {self.latest()}")
+
+    def wait(self) -> None:
+        """Until what was saved is on disk. Raises OSError if that could not be written."""
+        with self._written():
+            self._manager.wait_until_finished()
 
     def record(self, step: int) -> dict[str, Any]:
         """What was saved beside the arrays."""
@@ -116,7 +224,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for what is being written."""
-        self._manager.close()
+        with self._written():
+            self._manager.close()
 
     def __enter__(self) -> Self:
         return self
@@ -125,14 +234,26 @@ class Checkpoints:
         self.close()
 
     @contextmanager
+    def _written(self) -> Iterator[None]:
+        """What fails in the background names the folder, in one line."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno is not None and error.errno != errno.ENOSPC:
+                raise
+            if "No space left" not in str(error):
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder)) from error
+
+    @contextmanager
     def _whole(self, step: int) -> Iterator[None]:
         """What orbax raises of a checkpoint that has lost files, or parts of them, becomes one line."""
         try:
             yield
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ValueError(
-                f"checkpoint {self.folder / str(step)} is damaged ({type(error).__name__}): delete its folder, and the "
-                "one before it counts"
+                f"checkpoint {self.folder / str(step)} is damaged ({type(error).__name__}): move its folder away, and "
+                "the one before it counts"
             ) from error
 
     def _shapes(self, step: int, part: str) -> dict[str, tuple[int, ...]]:
@@ -152,26 +273,79 @@ class Checkpoints:
             return dict(self._manager.restore(step, args=ocp.args.Composite(**arguments)).items())
 
 
+def saved(run: Path) -> list[int]:
+    """The steps in a run's folder, oldest first."""
+    folder = run / FOLDER
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdigit())
+
+
 def begun(run: Path) -> bool:
     """Whether a run has a checkpoint: without one there is nothing in its folder that could be lost."""
-    with Checkpoints(run) as checkpoints:
-        return checkpoints.latest() is not None
+    return bool(saved(run))
 
 
-def find_checkpoint(path: Path) -> tuple[Path, int]:
-    """The run and the step that `path` names: a run's folder (its newest step) or one of its `checkpoints/STEP`.
+def named(path: Path) -> tuple[Path, int | None]:
+    """The run and the step that `path` names: a run's folder (None: its newest step) or one of its `checkpoints/STEP`.
 
     Raises FileNotFoundError with one line if there is no checkpoint.
     """
+    run, step = path, None
     if path.parent.name == FOLDER and path.name.isdigit():
         run, step = path.parent.parent, int(path.name)
-    else:
-        run, step = path, None
-    with Checkpoints(run) as checkpoints:
-        steps = checkpoints.steps()
+    steps = saved(run)
     if not steps or (step is not None and step not in steps):
         raise FileNotFoundError(f"{path} has no checkpoint: give a run's folder or its {FOLDER}/STEP")
-    return run, steps[-1] if step is None else step
+    return run, step
+
+
+def find_checkpoint(path: Path, choice: str = "last", metric: str = "loss") -> tuple[Path, int]:
+    """The run that `path` names, and a step of it whose files are what was written.
+
+    Args:
+        path: as for `named`, which may choose the step.
+        choice: "last" (the newest that is whole), "best" (the lowest `metric` of those that were evaluated) or a step.
+
+    Raises FileNotFoundError if there is no such checkpoint, ValueError if it is damaged, or all are.
+    """
+    run, step = named(path)
+    if step is not None and choice not in ("last", str(step)):
+        raise ValueError(f"--checkpoint {choice}: {path} is a checkpoint already, leave the option out")
+    if choice == "best":
+        step = lowest(scores(run, metric), saved(run))
+        if step is None:
+            raise ValueError(
+                f"--checkpoint best: {run} has no checkpoint of a step that was evaluated for {metric!r}: choose last "
+                f"or one of {', '.join(map(str, saved(run)))}"
+            )
+    elif choice != "last":
+        if not choice.isdecimal() or int(choice) not in saved(run):
+            raise ValueError(
+                f"--checkpoint {choice}: {run} has no such checkpoint: choose best, last or one of "
+                f"{', '.join(map(str, saved(run)))}"
+            )
+        step = int(choice)
+    with Checkpoints(run) as checkpoints:
+        if step is None:
+            step = checkpoints.newest_whole()
+            assert step is not None
+        elif problem := checkpoints.problem(step):
+            raise ValueError(f"{problem}: choose another step of {', '.join(map(str, saved(run)))}")
+    return run, step
+
+
+def scores(run: Path, metric: str) -> dict[int, float]:
+    """{step: value} of the run's evaluations that gave this metric."""
+    return {
+        record["step"]: record[metric]
+        for record in read_metrics(run)
+        if record["kind"] == "evaluation" and metric in record
+    }
+
+
+def lowest(scores: dict[int, float], steps: Sequence[int]) -> int | None:
+    """The step with the lowest score, the later of equals; None if no step has one."""
+    return min((step for step in steps if step in scores), key=lambda step: (scores[step], -step), default=None)
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,22 +11,24 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ctx_jax.contract import Reader, TokenStore, Variables
+from ctx_jax.contract import Batch, Reader, TokenStore, Variables
 from ctx_jax.data.loader import Loader
 from ctx_jax.evaluation.perplexity import accumulate, measure
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
-from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint
+from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint, scores
 from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
 from ctx_jax.training.optimizers import OptimizerConfig
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
+from ctx_jax.training.stopping import SIGINT, Interrupted, Preempted, Stop, Watch
 
 MOST = {"steps": 2**31 - 1, "seed": 2**32 - 1}
 """The largest values that steps are counted in, and that random keys tell apart."""
 
-READER = "reader_start"
-"""Where a checkpoint says at which step its run's reader began."""
+READER, EVALUATED = "reader_start", "evaluated"
+"""Where a checkpoint says at which step its run's reader began, and whether the evaluation that was due after its step
+came before it (a run that is stopped saves first)."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,24 @@ class Training:
     """Steps between lines in metrics.jsonl, and on stderr where that is no terminal."""
     keep: int = 3
     """How many of the newest checkpoints stay."""
+    keep_every: int = 0
+    """Steps whose multiples are saved and stay for good."""
+    best: str | None = None
+    """A number of the evaluation (loss, perplexity, ...): evaluated steps are saved, and the lowest one stays."""
+    timeout: float = 1800.0
+    """Seconds without a finished step, evaluated batch or save after which the run ends with an error that names the
+    host; 0 = never."""
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "accumulation": 1, "keep": 1}
-        for name in ("steps", "seed", "accumulation", "evaluate_every", "checkpoint_every", "log_every", "keep"):
-            if getattr(self, name) < least.get(name, 0):
-                raise ValueError(f"training {name} {getattr(self, name)}: choose {least.get(name, 0)} or more")
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and name != "evaluate_batches" and value < least.get(name, 0):
+                raise ValueError(f"training {name} {value}: choose {least.get(name, 0)} or more")
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"training {name} {getattr(self, name)}: choose {most} or less")
         if self.evaluate_batches is not None and self.evaluate_batches < 1:
             raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and has saved its state."""
 
 
 class Text(NamedTuple):
@@ -105,7 +107,8 @@ def train(
 
     Returns {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
 
-    Raises ValueError for what does not fit together, FileNotFoundError, Diverged, and Interrupted after Ctrl-C.
+    Raises ValueError for what does not fit together, FileNotFoundError, Diverged, Interrupted after Ctrl-C, and
+    Preempted after SIGTERM or SIGUSR1.
     """
     steps, vocabulary, built = training.steps, text.store.vocabulary, optimizer.build(training.steps)
     check_batch(mesh, batch_size, training.accumulation)
@@ -114,14 +117,15 @@ def train(
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
     abstract = abstract_state(model, built, shapes, mesh)
     run.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        checkpoints = stack.enter_context(Checkpoints(run, training.keep))
-        if (checkpoints.latest() or 0) >= steps:
+    with Watch(training.timeout) as watch, ExitStack() as stack, watch.telling(stack):
+        checkpoints = stack.enter_context(Checkpoints(run, training.keep, training.keep_every))
+        latest = checkpoints.newest_whole()
+        record = {} if latest is None else checkpoints.record(latest)
+        if latest is not None and latest >= steps and record[EVALUATED]:
             return summary(run)
         display = stack.enter_context(Display(run.name, steps))
-        if (latest := checkpoints.latest()) is not None:
-            state, done = checkpoints.restore(latest, abstract), latest
-            reader_start = checkpoints.record(latest)[READER]
+        if latest is not None:
+            state, done, reader_start = checkpoints.restore(latest, abstract), latest, record[READER]
             display.log(f"goes on after step {done} of {steps}")
         elif continue_from is not None:
             state, done = continued(continue_from, abstract)
@@ -157,31 +161,72 @@ def train(
             accumulation=training.accumulation,
         )
         evaluator = Evaluator(model, objective, mesh, evaluation_text, evaluation_rows, training.evaluate_batches)
-        metrics = stack.enter_context(Metrics(run, done))
+        pending = bool(record) and not record[EVALUATED]
+        metrics = stack.enter_context(Metrics(run, done, evaluated=not pending))
+        checkpoints.retention.scores = scores(run, training.best) if training.best else {}
         meter = Meter(metrics, display, steps, training.log_every, checkpoints.latest)
-        stop = stack.enter_context(stop_on_interrupt())
+        stop = stack.enter_context(Stop(mesh).listening())
         stack.enter_context(jax.transfer_guard("disallow"))
+
+        def evaluated(state: TrainState, step: int) -> TrainState:
+            """The state that knows how well it did. Raises Asked if the run is to stop meanwhile."""
+
+            def going_on(batches: Iterable[Batch]) -> Iterator[Batch]:
+                for batch in batches:
+                    watch.at(step, f"the evaluation after step {step}")
+                    if stop.started and stop.agreed():
+                        raise Asked
+                    yield batch
+
+            results = evaluator(variables(built.eval_params(state.params, state.opt_state), state.fixed), going_on)
+            if training.best is not None and training.best not in results:
+                raise ValueError(
+                    f"training.best {training.best!r} is no number of the evaluation: choose from {', '.join(results)}"
+                )
+            metrics.write("evaluation", step, results)
+            numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+            display.log(f"step {step}/{steps}  evaluation: {numbers}")
+            if training.best is not None:
+                checkpoints.retention.scores[step] = results[training.best]
+            return state._replace(opt_state=built.observe(state.opt_state, results["loss"]))
+
+        if pending:
+            state = evaluated(state, done)
+        watch.at(done, "the first step")
         for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
             state, measured = train_step(state, batch)
+            stop.started = True
             meter.push(step, measured)
-            last, stopping = step == steps, stop.is_set()
-            evaluating = last or due(step, training.evaluate_every)
-            saving = last or stopping or due(step, training.checkpoint_every)
-            if not evaluating and not saving:
+            watch.at(step, f"step {step}")
+            stopping = stop.agreed() > 0
+            evaluating = step == steps or due(step, training.evaluate_every)
+            saving = step == steps or any(due(step, n) for n in (training.checkpoint_every, training.keep_every))
+            if not (evaluating or saving or stopping):
                 continue
             meter.flush()  # so that what is evaluated and saved is known to be finite
-            if evaluating:
-                results = evaluator(variables(built.eval_params(state.params, state.opt_state), state.fixed))
-                metrics.write("evaluation", step, results)
-                numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
-                display.log(f"step {step}/{steps}  evaluation: {numbers}")
-                state = state._replace(opt_state=built.observe(state.opt_state, results["loss"]))
-            if saving:
-                checkpoints.save(step, state, {"experiment": experiment, READER: reader_start})
-            if stopping and not last:
-                raise Interrupted(f"stopped after step {step} of {steps}, which is saved: the same command goes on")
+            left = evaluating
+            if evaluating and not stopping:
+                try:
+                    state, left = evaluated(state, step), False
+                except Asked:
+                    stopping = True
+            if saving or stopping or (evaluating and training.best is not None):
+                watch.at(step, f"saving step {step}, or the save before it")
+                checkpoints.save(step, state, {"experiment": experiment, READER: reader_start, EVALUATED: not left})
+            if stopping:
+                watch.at(step, f"the end of saving step {step}")
+                checkpoints.wait()
+                kind = Interrupted if stop.asked == SIGINT else Preempted
+                raise kind(f"stopped after step {step} of {steps}, which is saved: the same command goes on")
+            watch.at(step, f"step {step + 1}")
             meter.restart_clock()
+        watch.at(steps, "the end of the last save")
+        checkpoints.wait()
         return summary(run, metrics.last)
+
+
+class Asked(Exception):
+    """The run is to stop, in the middle of an evaluation."""
 
 
 def continued(path: Path, abstract: TrainState) -> tuple[TrainState, int]:
@@ -196,27 +241,6 @@ def matching(path: Path, params: Any) -> tuple[Any, list[str]]:
     source, step = find_checkpoint(path)
     with Checkpoints(source) as checkpoints:
         return checkpoints.restore_matching(step, params)
-
-
-@contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets, and says so; the second one acts as it did before."""
-    stop, before = threading.Event(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def handle(*_: Any) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, before)
-        # Not print: a signal may interrupt one.
-        os.write(2, b"\nstopping after this step, which is saved; Ctrl-C again stops at once and saves nothing\n")
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Evaluator:
@@ -247,8 +271,10 @@ class Evaluator:
             transform=loader_transform(objective, text.store.vocabulary, None),
         )
 
-    def __call__(self, variables: Variables) -> dict[str, float]:
-        """`evaluation.perplexity.measure` of the pass."""
+    def __call__(
+        self, variables: Variables, through: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
+    ) -> dict[str, float]:
+        """`evaluation.perplexity.measure` of the pass, whose batches go `through` a function."""
         with closing(iter(self.loader)) as batches:
-            sums = accumulate(self.step, variables, self.init_memory(), islice(batches, self.batches))
+            sums = accumulate(self.step, variables, self.init_memory(), through(islice(batches, self.batches)))
         return measure(sums, self.objective, self.text.reader, self.text.store)

@@ -62,13 +62,19 @@ def summary(run: Path, last: dict[str, dict[str, Any]] | None = None) -> dict[st
 class Metrics:
     """Writes the metrics of a run that starts, or goes on, after `step` steps, to disk in process 0 only."""
 
-    def __init__(self, run: Path, step: int) -> None:
-        """Drops what an interrupted run wrote beyond `step`, so that the file becomes that of a run never stopped."""
+    def __init__(self, run: Path, step: int, evaluated: bool = True) -> None:
+        """Drops what an interrupted run wrote beyond `step` (and beyond its training, if that is not `evaluated`), so
+        that the file becomes that of a run never stopped."""
         self.start = time.monotonic()
-        self.last: dict[str, dict[str, Any]] = {}
+        last = ("train", "evaluation") if evaluated else ("train",)
+        kept = [
+            record
+            for record in read_metrics(run)
+            if record["step"] < step or (record["step"] == step and record["kind"] in last)
+        ]
+        self.last: dict[str, dict[str, Any]] = {record["kind"]: record for record in kept}
         self.active = jax.process_index() == 0
         if self.active:
-            kept = [record for record in read_metrics(run) if record["step"] <= step]
             replacement = run / f"{FILE}.new"
             replacement.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
             os.replace(replacement, run / FILE)
@@ -81,8 +87,11 @@ class Metrics:
         self.last[kind] = record
         if not self.active:
             return
-        self.file.write(json.dumps(record, allow_nan=False) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(record, allow_nan=False) + "\n")
+            self.file.flush()
+        except OSError as error:  # a full disk does not say where
+            raise OSError(error.errno, error.strerror, self.file.name) from error
         for name, value in values.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
 

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ctx_jax.contract import Variables
 from ctx_jax.layers.parameters import axes_of, unboxed
+from ctx_jax.parallel.mesh import AnyMesh
 from ctx_jax.parallel.sharding import batch_sharding, like_parameters, parameter_shardings, replicated
 from ctx_jax.training.optimizers import Optimizer
 
@@ -37,9 +38,7 @@ def variables(params: Any, fixed: Any) -> Variables:
     return {"params": unflatten_dict({**flatten_dict(params), **flatten_dict(fixed)}) if fixed else params}
 
 
-def abstract_state(
-    model: Any, optimizer: Optimizer, batch: Any, mesh: jax.sharding.Mesh, fixed: Any = None
-) -> TrainState:
+def abstract_state(model: Any, optimizer: Optimizer, batch: Any, mesh: AnyMesh, fixed: Any = None) -> TrainState:
     """The state as shapes with shardings: nothing is computed or allocated.
 
     Args:
@@ -93,7 +92,7 @@ def memory_maker(model: Any, batch_size: int, mesh: jax.sharding.Mesh) -> Callab
     return jax.jit(lambda: model.init_memory(batch_size), out_shardings=batch_sharding(mesh))
 
 
-def initial_parameters(model: Any, batch: Any, mesh: jax.sharding.Mesh, seed: int) -> Any:
+def initial_parameters(model: Any, batch: Any, mesh: AnyMesh, seed: int) -> Any:
     """The tree of `Named` parameters; to be traced. Their values do not depend on the batch's."""
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         key = jax.random.fold_in(jax.random.key(seed), INITIALISATION)

@@ -28,8 +28,8 @@ from ctx_jax.data.tokenizers import Tokenizer, utf8_size
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import reading, tell
 from ctx_jax.runs import Trained, divisible_rows, open_run
-from ctx_jax.training.loop import Interrupted
 from ctx_jax.training.step import on_mesh
+from ctx_jax.training.stopping import Interrupted
 from ctx_jax.transfer.arrays import Vectors, check_output, save
 from ctx_jax.transfer.inputs import Row, Template, grouped, row_length, template
 from ctx_jax.transfer.texts import input_file, input_size, texts
@@ -161,18 +161,20 @@ def extract(
     output: Path,
     choice: Choice,
     *,
+    checkpoint: str = "last",
     length: int | None = None,
     batch_size: int = 32,
     field: str | None = None,
     errors: Errors = "strict",
 ) -> dict[str, Any]:
-    """Writes the features of the texts in a file by a run's newest checkpoint, in little memory.
+    """Writes the features of the texts in a file by a checkpoint of a run, in little memory.
 
     `output` holds `features`: [N, D], row i of text i; or [M, D] where there is a vector a token or a word, of which
     rows offsets[i] to offsets[i + 1] are text i's, with `offsets` [N + 1] int64. An empty text is its special tokens,
     and has no word. A word is what stands between white space; one that is cut off has no vector.
 
     Args:
+        checkpoint: as `runs.open_run`.
         source: a file of lines or of JSON lines, "-" for standard input.
         length: tokens of a text, special ones included, beyond which it is cut; None = as many as the model has
             positions for, or 512.
@@ -187,7 +189,7 @@ def extract(
         raise ValueError(f"--batch-size {batch_size} is not a number of texts: choose 1 or more")
     check_output(output)
     file = input_file(source)
-    run = open_run(path)
+    run = open_run(path, checkpoint)
     config = run.experiment.model
     layers = numbered(choice, config.layers)
     shape = template(config, run.tokenizer.vocabulary)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import pytest
 
-from ctx_jax.parallel.mesh import Mesh, check_batch, start_hosts
+from ctx_jax.parallel.hosts import start_hosts
+from ctx_jax.parallel.mesh import Mesh, check_batch
 
 
 def test_the_rest_of_the_devices_goes_to_the_free_axis():
@@ -39,3 +42,69 @@ def test_a_process_that_runs_alone_stays_alone(monkeypatch):
     assert jax.process_count() == 1
     with pytest.raises(ValueError, match="coordinator localhost:1: give the number of processes"):
         start_hosts("localhost:1", processes=2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "started"),
+    [
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}, ("a:1", 4, 3)),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JOB_COMPLETION_INDEX": "2"}, ("a:1", 4, 2)),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, (None, None, None)),
+        ({"TPU_WORKER_HOSTNAMES": "a,b"}, (None, None, None)),
+        ({"TPU_WORKER_HOSTNAMES": "a", "MEGASCALE_NUM_SLICES": "2"}, (None, None, None)),
+        ({"TPU_WORKER_HOSTNAMES": "a", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2"}, "a:1: give the number of processes"),
+        ({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES 'two' is not a number"),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"},
+            "JAX_PROCESS_ID 2 is not one of 2 processes: choose 0 to 1",
+        ),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"},
+            "JAX_COORDINATOR_ADDRESS a names no port",
+        ),
+    ],
+)
+def test_how_processes_find_each_other(monkeypatch, environment, started):
+    """Slurm's and the TPU's names are left to `jax.distributed`."""
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: calls.append(given))
+    if isinstance(started, str):
+        with pytest.raises(ValueError, match=started):
+            start_hosts()
+        assert not calls
+        return
+    start_hosts()
+    names = ("coordinator_address", "num_processes", "process_id")
+    assert [tuple(call.get(name) for name in names) for call in calls] == ([] if started is None else [started])
+
+
+@dataclass(frozen=True)
+class Chip:
+    """As much of a device as a mesh asks for."""
+
+    id: int
+    slice_index: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_data_goes_over_slices_and_the_rest_stays_inside(by_host):
+    """Where devices have no slices, hosts take their place."""
+    chips = [Chip(n, 0 if by_host else n % 2, n % 2) for n in range(16)]
+    grid = Mesh(data=4, fsdp=2, tensor=2, slices=2)._over_slices((4, 2, 2), chips)
+    assert grid.shape == (4, 2, 2)
+    places = [[chip.process_index for chip in row.flat] for row in grid]
+    assert places == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
+    with pytest.raises(ValueError, match=r"mesh.slices 4: the devices form 2, choose that"):
+        Mesh(data=4, fsdp=4, slices=4)._over_slices((4, 4, 1), chips)
+    with pytest.raises(ValueError, match="data 1 does not divide over 2 slices, and fsdp and tensor stay inside one"):
+        Mesh(data=1, fsdp=16, slices=2)._over_slices((1, 16, 1), chips)
+    with pytest.raises(ValueError, match=r"mesh.slices 0: choose 1 or more"):
+        Mesh(slices=0)

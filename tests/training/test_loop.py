@@ -13,11 +13,12 @@ import pytest
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints
-from ctx_jax.training.loop import Evaluator, Interrupted, Text, Training
+from ctx_jax.training.loop import Evaluator, Text, Training
 from ctx_jax.training.metrics import TIMES, Diverged, Meter, read_metrics
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, variables
+from ctx_jax.training.stopping import Interrupted
 from tests.training.fakes import Forgetful, Model, Objective, Rows, Store, assert_equal, make_batch, prepared
 
 MESH = Mesh().build(jax.devices()[:1])
@@ -51,8 +52,8 @@ def lines(run):
     return [{key: value for key, value in line.items() if key not in TIMES} for line in read_metrics(run)]
 
 
-def interrupt(monkeypatch, *steps, error=None):
-    """Ctrl-C (or an error) when these steps have been dispatched."""
+def interrupt(monkeypatch, *steps, error=None, number=signal.SIGINT):
+    """Ctrl-C (or another signal, or an error) when these steps have been dispatched."""
     push = Meter.push
 
     def pushed(self, step, measured):
@@ -60,7 +61,7 @@ def interrupt(monkeypatch, *steps, error=None):
         if step in steps:
             if error is not None:
                 raise error
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(Meter, "push", pushed)
 
@@ -86,7 +87,7 @@ def test_a_run_leaves_what_it_promises(whole):
     assert json.dumps(result)
     with Checkpoints(run) as checkpoints:
         assert checkpoints.steps() == [4, 6]
-        assert checkpoints.record(6) == {"experiment": {"name": "fake"}, "reader_start": 0}
+        assert checkpoints.record(6) == {"experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True}
 
 
 def test_a_run_learns(whole):

@@ -1,0 +1,199 @@
+"""TPU pods: a queued resource is created, gets the code, runs the command on all its workers, and is deleted.
+
+    python -m launch.tpu_pod --name gpt2 --zone us-central2-b --accelerator v4-32 --spot -- train gpt:gpt2 --run DIR
+
+What every worker prints comes out here. A pod that is taken back (exit code 75, or a queued resource that is no longer
+active) is deleted and created again, and the same command goes on where the run stopped: DIR must be on storage that
+outlives the machines, such as a bucket that `--setup` mounts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctx_jax.training.stopping import REQUEUE
+from launch.command import output_of, parsed, program, run
+from launch.local import forwarding, start
+
+FOLDER = "ctx_jax"
+"""Where the code is on a worker, in its home folder."""
+
+LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+"""States of a queued resource that does not become active again."""
+
+CONNECTION = 255
+"""ssh's own exit code."""
+
+
+@dataclass(frozen=True)
+class TpuPod:
+    """Run a command on all workers of a TPU pod that is made for it."""
+
+    name: str
+    """of the queued resource and its nodes"""
+    zone: str
+    accelerator: str
+    """type and size of a slice, as v4-32 or v5litepod-16"""
+    runtime: str = "tpu-ubuntu2204-base"
+    """the workers' software: v2-alpha-tpuv5-lite for v5e, v2-alpha-tpuv6e for v6e"""
+    slices: int = 1
+    """pods that work together over the data center's network"""
+    project: str | None = None
+    """default: gcloud's own"""
+    spot: bool = False
+    """cheaper, and may be taken back at any time"""
+    retries: int = 100
+    """how often a pod that was taken back is created again"""
+    setup: str = (
+        "pip install --quiet --user uv && ~/.local/bin/uv venv --quiet --clear --python 3.12 && "
+        '~/.local/bin/uv pip install --quiet -e . "jax[tpu]"'
+    )
+    """what each worker runs first, in bash, in the folder of the code"""
+    python: str = ".venv/bin/python"
+    """the interpreter that `setup` leaves there"""
+    keep: bool = False
+    """leave the pod when the command has ended"""
+    poll: float = 30.0
+    """seconds between looks at a pod that is waited for"""
+    dry_run: bool = False
+    """print what would run"""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
+            raise ValueError(f"--name {self.name!r}: choose lower-case letters, digits and dashes, 63 at most")
+        if self.slices < 1:
+            raise ValueError(f"--slices {self.slices}: choose 1 or more")
+
+    def gcloud(self, action: str, *arguments: str) -> list[str]:
+        place = [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else []), "--quiet"]
+        return ["gcloud", "compute", "tpus", "queued-resources", action, *arguments, *place]
+
+    def create(self) -> list[str]:
+        nodes = [f"--node-id={self.name}"] if self.slices == 1 else [f"--node-count={self.slices}"]
+        kind = [f"--accelerator-type={self.accelerator}", f"--runtime-version={self.runtime}"]
+        return self.gcloud("create", self.name, *nodes, *kind, *(["--spot"] if self.spot else []))
+
+    def state(self) -> list[str]:
+        return self.gcloud("describe", self.name, "--format=value(state.state)")
+
+    def delete(self) -> list[str]:
+        return self.gcloud("delete", self.name, "--force")
+
+    def copy(self, archive: Path) -> list[str]:
+        return self.gcloud("scp", str(archive), f"{self.name}:{FOLDER}.tar.gz", *self.everywhere())
+
+    def on_workers(self, line: str) -> list[str]:
+        """A line of bash on every worker at once."""
+        return self.gcloud("ssh", self.name, *self.everywhere(), f"--command={line}")
+
+    def everywhere(self) -> list[str]:
+        return ["--node=all", "--worker=all", "--batch-size=all"]
+
+    def prepare(self) -> list[str]:
+        unpack = f"rm -rf {FOLDER} && mkdir {FOLDER} && tar -xzf {FOLDER}.tar.gz -C {FOLDER} && cd {FOLDER}"
+        return self.on_workers(f"{unpack} && {self.setup}")
+
+    def work(self, words: Sequence[str]) -> list[str]:
+        return self.on_workers(f"cd {FOLDER} && exec {shlex.join(program(words, self.python))}")
+
+
+def files() -> list[str]:
+    """What is copied: all of the current folder that git knows, or would know."""
+    listed = output_of(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    return sorted(name for name in set(listed.split("\0")) if name and Path(name).is_file())
+
+
+def pack(archive: Path) -> list[str]:
+    return ["tar", "-czf", str(archive), "--null", "--files-from=-"]
+
+
+@contextlib.contextmanager
+def existing(pod: TpuPod) -> Iterator[None]:
+    """The queued resource, for as long as the block lasts."""
+    output_of(pod.create())
+    try:
+        yield
+    finally:
+        if pod.keep:
+            tell(f"{pod.name} is left; {shlex.join(pod.delete())} deletes it")
+        else:
+            tell(f"deleting {pod.name}")
+            output_of(pod.delete())
+
+
+def wait(pod: TpuPod) -> None:
+    """Until the pod is active. Raises ChildProcessError if it will never be."""
+    before = ""
+    while (state := output_of(pod.state())) != "ACTIVE":
+        if state in LOST:
+            raise ChildProcessError(f"{pod.name} is {state}: look at it with {shlex.join(pod.state()[:-2])}")
+        if state != before:
+            tell(f"{pod.name}: {state or 'not there yet'}")
+        before = state
+        time.sleep(pod.poll)
+
+
+def attempt(pod: TpuPod, words: Sequence[str]) -> int:
+    """One pod's life. Returns the exit code, REQUEUE if it was taken back."""
+    with existing(pod), tempfile.TemporaryDirectory() as folder:
+        wait(pod)
+        archive = Path(folder) / f"{FOLDER}.tar.gz"
+        output_of(pack(archive), "\0".join(files()))
+        for step, command in (("copying the code", pod.copy(archive)), ("setting up", pod.prepare())):
+            tell(step)
+            output_of(command)
+        tell("running")
+        processes: list[subprocess.Popen[bytes]] = []
+        with forwarding(processes) as came:
+            processes.append(start(pod.work(words), {}, None, None))
+            code = processes[0].wait()
+        code = code if code >= 0 else 128 - code
+        taken = code == REQUEUE or (code != 0 and not came and output_of(pod.state()) != "ACTIVE")
+        if code == CONNECTION and not taken:
+            tell(f"the connection to {pod.name} was lost")
+        return REQUEUE if taken else code
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def shown(pod: TpuPod, words: Sequence[str]) -> str:
+    """What runs, as lines of a shell."""
+    archive = Path(f"{FOLDER}.tar.gz")
+    steps = [
+        shlex.join(pod.create()),
+        f'until [ "$({shlex.join(pod.state())})" = ACTIVE ]; do sleep {pod.poll:g}; done',
+        f"git ls-files -z --cached --others --exclude-standard | {shlex.join(pack(archive))}",
+        *(shlex.join(command) for command in (pod.copy(archive), pod.prepare(), pod.work(words))),
+    ]
+    return "\n".join(steps if pod.keep else [*steps, shlex.join(pod.delete())])
+
+
+def main(arguments: list[str]) -> int:
+    pod, words = parsed(TpuPod, arguments, "launch.tpu_pod")
+    if pod.dry_run:
+        print(shown(pod, words))
+        return 0
+    # So that the pod is deleted whatever ends this.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    for left in reversed(range(pod.retries + 1)):
+        code = attempt(pod, words)
+        if code != REQUEUE or not left:
+            return code
+        tell(f"{pod.name} was taken back: a new one goes on; {left - 1} more may follow")
+    return REQUEUE
+
+
+if __name__ == "__main__":
+    run(main)
