@@ -20,7 +20,7 @@ from tests.kills.test_meshes import wait_for
         (
             signal.SIGSTOP,
             ("--training.timeout", "15"),
-            r"host {host} \(process 0 of 2\) has waited 1\d s for step \d+, while host {host} \(process 1\) is still at",
+            r"host {host} \(process 0 of 2\) has waited 1\d s for step \d+, while host {host} \(process 1\) is",
         ),
     ],
 )
