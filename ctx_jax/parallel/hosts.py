@@ -51,9 +51,18 @@ def begin(**arguments: object) -> None:
 
 
 def on_several_tpu_hosts() -> bool:
-    """Whether a TPU's environment names more than one host, or more than one slice."""
+    """Whether a TPU's environment names more than one host or slice; where it names none, the machine's metadata may,
+    which JAX then asks."""
     slices = number("MEGASCALE_NUM_SLICES", os.environ.get("MEGASCALE_NUM_SLICES")) or 1
-    return slices > 1 or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    workers = os.environ.get("TPU_WORKER_HOSTNAMES")
+    return slices > 1 or (tpu_is_used() if workers is None else "," in workers)
+
+
+def tpu_is_used() -> bool:
+    """Whether JAX has found TPU chips, and is not told to leave them alone."""
+    from jax._src import cloud_tpu_init  # before a device is touched this has no public name
+
+    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in (jax.config.jax_platforms or "tpu")
 
 
 def number(name: str, text: str | None) -> int | None:

@@ -63,8 +63,9 @@ def recorded(logs: Path, what: str) -> dict[int, dict[int, str]]:
     found: dict[int, dict[int, str]] = defaultdict(dict)
     for file in sorted((logs / "records").glob("*.jsonl")):
         for line in map(json.loads, file.read_text().split("\n")[:-1]):
+            rows = found[line["step"]]
             for row, digest in line[what].items():
-                assert found[line["step"]].setdefault(int(row), digest) == digest
+                assert rows.setdefault(int(row), digest) == digest
     return found
 
 
