@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import jax
 import pytest
+from jax._src import cloud_tpu_init
 
 from ctx_jax.parallel.hosts import start_hosts
 from ctx_jax.parallel.mesh import Mesh, check_batch
@@ -108,3 +109,19 @@ def test_data_goes_over_slices_and_the_rest_stays_inside(by_host):
         Mesh(data=1, fsdp=16, slices=2)._over_slices((1, 16, 1), chips)
     with pytest.raises(ValueError, match=r"mesh.slices 0: choose 1 or more"):
         Mesh(slices=0)
+
+
+@pytest.mark.parametrize(("platforms", "started"), [("cpu", False), ("tpu,cpu", True)])
+def test_a_tpu_that_names_no_hosts_is_left_to_its_metadata(monkeypatch, platforms, started):
+    for name in ("JAX_COORDINATOR_ADDRESS", "TPU_WORKER_HOSTNAMES", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **given: calls.append(given))
+    monkeypatch.setattr(cloud_tpu_init, "running_in_cloud_tpu_vm", True)
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", platforms)
+    try:
+        start_hosts()
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert bool(calls) == started
