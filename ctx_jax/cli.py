@@ -254,12 +254,16 @@ def convert(arguments: list[str]) -> Any:
     places, rest = positional("convert", arguments, "SOURCE DESTINATION", most=2)
     if len(places) == 1 and not is_help(rest):
         raise UsageError(f"convert is given no destination: convert {places[0]} DESTINATION")
+    if "" in places:
+        raise UsageError("convert is given an empty name: convert SOURCE DESTINATION")
     source, destination = Path(places[0]), local("DESTINATION", places[-1])
-    if conversion.is_run(source):
-        chosen = parse(Export(), rest, "ctx_jax convert RUN FOLDER")
-        return conversion.export_run(source, destination, **vars(chosen))
-    chosen = parse(Import(), rest, "ctx_jax convert FOLDER RUN")
-    return conversion.import_run(source, destination, **vars(chosen))
+    exporting = conversion.is_run(source)
+    program = f"ctx_jax convert {'RUN FOLDER' if exporting else 'FOLDER RUN'}"
+    chosen = parse(Export() if exporting else Import(), rest, program)
+    try:
+        return (conversion.export_run if exporting else conversion.import_run)(source, destination, **vars(chosen))
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted: nothing was written, the same command begins anew") from None
 
 
 def report(arguments: list[str]) -> Any:

@@ -23,11 +23,12 @@ from ctx_jax.contract import Reader
 from ctx_jax.data import building, write_durably
 from ctx_jax.data.pairs import Pairs, Sentences
 from ctx_jax.data.readers import Blocks, Lanes
-from ctx_jax.data.tokenizers import Pretrained, Tokenizer, load_tokenizer
+from ctx_jax.data.tokenizers import CONFIG, Pretrained, Tokenizer, load_tokenizer
 from ctx_jax.experiment import Data, Experiment, save
 from ctx_jax.interop import KINDS, Imported, export_folder, import_folder, kinds_of
+from ctx_jax.interop.backends import write_backend
 from ctx_jax.interop.layout import parameter_shapes
-from ctx_jax.interop.tokenizers import export_tokenizer, import_tokenizer
+from ctx_jax.interop.tokenizers import import_tokenizer, read_json
 from ctx_jax.layers.parameters import unboxed
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
@@ -45,14 +46,13 @@ from ctx_jax.training.loop import EVALUATED, READER, Training
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import TrainState
-
-LENGTH = 512
-"""Tokens in a row, for models of any length."""
+from ctx_jax.transfer.inputs import LENGTH
 
 
 def is_run(path: Path) -> bool:
     """Whether a path is a run's folder or one of its checkpoints."""
-    return (path / "experiment.json").is_file() or path.parent.name == FOLDER
+    run = path.parent.parent if path.parent.name == FOLDER else path
+    return (run / "experiment.json").is_file()
 
 
 def import_run(
@@ -100,6 +100,7 @@ def import_run(
             "labels": imported.labels,
             "initialized": imported.absent,
             "left_out": imported.left_out,
+            "kept": imported.kept,
         }
         write_durably(partial / IMPORTED, json.dumps(about, indent=1) + "\n")
     shapes = parameter_shapes(replace(imported.config, vocabulary_multiple=1))
@@ -113,10 +114,11 @@ def import_run(
 
 def bring_tokenizer(source: Path, folder: Path, lowercase: bool | None) -> Tokenizer:
     """Puts a tokenizer, theirs or one of ours, into a folder."""
-    try:
-        load_tokenizer(source)
-    except (ValueError, FileNotFoundError):
-        return import_tokenizer(source, folder, lowercase)
+    if "type" not in read_json(source / CONFIG, {}):
+        try:
+            return import_tokenizer(source, folder, lowercase)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}, or the name of its folder: --tokenizer") from None
     if lowercase is not None:
         raise ValueError(f"--lowercase: {source} is a tokenizer of ours, which knows that: leave the option out")
     shutil.copytree(source, folder)
@@ -194,44 +196,41 @@ def export_run(
     config, tokenizer = trained.experiment.model, trained.tokenizer
     origin = named(path)[0] / IMPORTED
     about = json.loads(origin.read_text()) if origin.is_file() else {}
-    kind = chosen_kind(config, kind or about.get("kind"))
-    with building(folder) as partial:
-        if partial is None:
-            raise ValueError(f"{folder} is there already: choose another folder")
-        whole = partial / "whole"
-        left_out = export_folder(
-            config,
-            trained.variables["params"],
-            whole,
-            kind,
-            vocabulary=tokenizer.vocabulary,
-            labels=about.get("labels") if kind == about.get("kind") else None,
-            shard_bytes=shard_bytes,
-        )
-        try:
-            export_tokenizer(tokenizer, whole)
-            lacking = None
-        except ValueError as error:
-            lacking = str(error)
-        for file in whole.iterdir():
-            file.rename(partial / file.name)
-        whole.rmdir()
-    tell(f"{folder}: {kind} of {path}, step {trained.step}")
-    if left_out:
-        tell(f"note: left out, for {kind} has none of them: {', '.join(left_out)}")
-    if lacking:
-        tell(f"note: without its tokenizer: {lacking}")
-    result = {"folder": str(folder), "run": str(path), "step": trained.step, "kind": kind, "left_out": left_out}
-    return {**result, "tokenizer": lacking is None}
-
-
-def chosen_kind(config: Any, wanted: str | None) -> str:
-    """A class that can hold the model. Raises ValueError naming those that can if the wanted one is none."""
     kinds = kinds_of(config)
     if not kinds:
         raise ValueError(f"a {type(config).__name__} with these fields cannot be exported: transformers has none")
-    if wanted is None:
-        return kinds[0]
-    if wanted not in KINDS:
-        raise ValueError(f"--kind {wanted!r} is not known{nearest(wanted, list(kinds))}; there are {', '.join(kinds)}")
-    return wanted
+    kind = str(kind or about.get("kind") or kinds[0])
+    if kind not in KINDS:
+        raise ValueError(f"--kind {kind!r} is not known{nearest(kind, list(kinds))}; there are {', '.join(kinds)}")
+    same = kind == about.get("kind")
+    given: dict[str, Any] = {"labels": about.get("labels"), "kept": about.get("kept")} if same else {}
+    if lacking := has_nothing_for(tokenizer):
+        tell(f"note: without its tokenizer: {lacking}")
+    try:
+        left_out = export_folder(
+            config,
+            trained.variables["params"],
+            folder,
+            kind,
+            vocabulary=tokenizer.vocabulary,
+            tokenizer=None if lacking else tokenizer,
+            shard_bytes=shard_bytes,
+            **given,
+        )
+    except ValueError as error:
+        others = "" if kind in kinds else f"; it can be written as {', '.join(kinds)} (--kind)"
+        raise ValueError(f"{error}{others}") from None
+    tell(f"{folder}: {kind} of {path}, step {trained.step}")
+    if left_out:
+        tell(f"note: left out, for {kind} has none of them: {', '.join(left_out)}")
+    result = {"folder": str(folder), "run": str(path), "step": trained.step, "kind": kind, "left_out": left_out}
+    return {**result, "tokenizer": not lacking}
+
+
+def has_nothing_for(tokenizer: Tokenizer) -> str:
+    """Why transformers has no such tokenizer; empty if it has."""
+    try:
+        write_backend(tokenizer)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from ctx_jax.contract import Reader
 from ctx_jax.data import write_durably
 from ctx_jax.data.corpora import Sotu
 from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.data.tokenizers import Pretrained
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.serialization import from_json, leaves, nearest, to_json
 from ctx_jax.training.loop import Training
@@ -35,6 +36,9 @@ NOT_IDENTITY = re.compile(
     r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|timeout)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
+
+TOKENIZER = "tokenizer"
+"""The folder of its tokenizer in a run's folder."""
 
 PLACE = re.compile(r"data\.corpus\.(.*\.)?(path|validation|test|data_dir)|data\.tokenizer\.path")
 """Fields that say where something is."""
@@ -210,7 +214,7 @@ def find(name: str) -> Experiment:
     Raises ValueError naming what is there if it cannot be found.
     """
     if name.endswith(".json"):
-        return load(Path(name))
+        return beside(load(Path(name)), Path(name).parent)
     experiment = called(name)
     if not isinstance(experiment, Experiment):
         raise ValueError(f"{name} returned {type(experiment).__name__}: it must return an Experiment")
@@ -234,6 +238,15 @@ def called(name: str) -> Any:
         raise ValueError(f"{what}{nearest(function, list(functions))}; there are: {known}")
     with one_line_errors(name, module):
         return functions[function]()
+
+
+def beside(experiment: Experiment, run: Path) -> Experiment:
+    """The experiment with its tokenizer in `run`, if it was in its run's folder, wherever that was."""
+    tokenizer = experiment.data.tokenizer
+    here = run / TOKENIZER
+    if not isinstance(tokenizer, Pretrained) or Path(tokenizer.path).name != here.name or not here.is_dir():
+        return experiment
+    return replace(experiment, data=replace(experiment.data, tokenizer=replace(tokenizer, path=here)))
 
 
 def folders() -> list[Path]:

@@ -30,13 +30,13 @@ from ctx_jax.data.tokenizers import (
     tokenizer_name,
     train_texts,
 )
-from ctx_jax.experiment import Data
+from ctx_jax.experiment import TOKENIZER, Data
 from ctx_jax.progress import reading, speaks, tell
 from ctx_jax.serialization import nearest
 from ctx_jax.training.checkpoints import begun
 
-TOKENIZER, ABOUT, IMPORTED = "tokenizer", "text.json", "imported.json"
-"""In a run folder: its tokenizer, which text it was begun with, and what it was made of, if it was not trained."""
+ABOUT, IMPORTED = "text.json", "imported.json"
+"""In a run folder, beside its tokenizer: which text it was begun with; what it was made of, if it was not trained."""
 
 
 def open_text(

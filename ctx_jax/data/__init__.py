@@ -53,8 +53,7 @@ def building(folder: Path, resume: bool = False) -> Iterator[Path | None]:
         yield None
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder.with_name(f".{folder.name}.lock")):
         if folder.exists():
             yield None
             return
@@ -75,10 +74,35 @@ def building(folder: Path, resume: bool = False) -> Iterator[Path | None]:
             raise
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Waits until no other process has the lock of this name; the file is there only while one has it."""
+    while True:
+        with file.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
+            except FileNotFoundError:  # whoever had it has taken its file away
+                mine = False
+            if mine:
+                try:
+                    yield
+                finally:
+                    file.unlink(missing_ok=True)
+                return
+
+
 def check_unchanged(before: Any, after: Any, corpus: Any) -> None:
     """Raises ValueError if keys of the corpus, from before and after it was read, differ."""
     if after != before:
         raise ValueError(f"the text changed while it was read: {corpus}; give the same command when nothing writes it")
+
+
+def share(file: Path) -> None:
+    """Gives a file, which a library made its owner's alone, the permissions of any new one."""
+    (usual := file.with_name(f".{file.name}.usual")).touch()
+    shutil.copymode(usual, file)
+    usual.unlink()
 
 
 def write_durably(file: Path, text: str) -> None:

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ctx_jax.contract import Vocabulary
+from ctx_jax.data import building
+from ctx_jax.data.tokenizers import Tokenizer
 from ctx_jax.interop.bert import BERT, BERT_CHECKPOINT, DISTILBERT, ROBERTA
 from ctx_jax.interop.family import Family, label_names
 from ctx_jax.interop.fields import Fields, read_fields
 from ctx_jax.interop.gpt import GPT, GPT2
 from ctx_jax.interop.layout import Rule, load, parameter_shapes, save
 from ctx_jax.interop.tensors import write_tensors
+from ctx_jax.interop.tokenizers import export_tokenizer
 from ctx_jax.interop.transformer_xl import TRANSFORMER_XL
 from ctx_jax.interop.xlnet import XLNET, XLNET_CHECKPOINT
 
@@ -36,6 +37,11 @@ KINDS: dict[str, Family] = {kind: family for family in FAMILIES for kind in fami
 """Their classes by name."""
 CHECKPOINTS = (BERT_CHECKPOINT, XLNET_CHECKPOINT)
 """TensorFlow's, each known by its configuration's file; their kinds are Hugging Face's."""
+
+
+KEPT = """pad_token_id bos_token_id eos_token_id classifier_dropout seq_classif_dropout qa_dropout summary_first_dropout
+summary_last_dropout"""
+"""Fields that our models have nothing for, and theirs use: where a row ends, the dropout before a head."""
 
 
 class Imported(NamedTuple):
@@ -53,6 +59,8 @@ class Imported(NamedTuple):
     """Our parameters, as "head/dense/kernel", of heads that this kind does not have: to be initialised before use."""
     labels: tuple[str, ...] | None
     """The names of the labels of a head for sequence or token classification, by their ids, if config.json has them."""
+    kept: dict[str, Any]
+    """Those of the fields `KEPT` that config.json has, to be written again."""
 
 
 def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
@@ -72,17 +80,21 @@ def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
     left_out = tuple(name for name in tensors if any(belongs(name, module) for module in leave_out))
     for module in leave_out:
         if not any(belongs(name, module) for name in left_out):
-            raise ValueError(f"leave_out {module!r} names no tensor in {folder}: leave the name away")
+            raise ValueError(f"--leave-out {module!r} names no tensor in {folder}: leave the name away")
     base = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     buffer = re.compile(f"{re.escape(base)}({family.buffers})")
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out and not buffer.fullmatch(name)}
-    named = fields.raw("architectures", None) or ()
+    named = fields.names("architectures")
     parts = family.parts(tensors, base, named)
     try:
         config = family.read(fields, parts)
     except ValueError as error:  # our config's own checks do not know the file
         raise ValueError(f"{fields.where}: {str(error).removeprefix(f'{fields.where}: ')}") from None
     fields.finish(family.ignored.split())
+    if config.layers > len(tensors):
+        raise ValueError(
+            f"{fields.where} has {config.layers:,} layers, and there are {len(tensors):,} tensors: mend it"
+        )
     rules = rules_of(family, config, parts, base)
     shapes = parameter_shapes(config)
     params = load(rules, shapes, tensors, str(folder), family.config_file)
@@ -90,7 +102,8 @@ def import_folder(folder: Path, leave_out: Sequence[str] = ()) -> Imported:
     config, params = family.simplify(config, params)
     kind = family.kind(parts, named)
     labels = fields.labels() if parts & {"sequence", "token"} else None
-    return Imported(config, unflatten_dict(params, sep="/"), kind, left_out, absent, labels)
+    kept = {name: fields.raw(name) for name in KEPT.split() if name in fields}
+    return Imported(config, unflatten_dict(params, sep="/"), kind, left_out, absent, labels, kept)
 
 
 def export_folder(
@@ -101,13 +114,16 @@ def export_folder(
     *,
     vocabulary: Vocabulary | None = None,
     labels: Sequence[str] | None = None,
+    kept: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
     shard_bytes: int = 5 * 10**9,
 ) -> tuple[str, ...]:
     """Writes a new folder with config.json and the tensors of one of their classes, which transformers loads.
 
     `kind` is a name in `KINDS`; heads that this class does not have are left out, and the names of those parameters
     returned. `vocabulary` gives config.json the ids of special tokens, `labels` the names by id of the labels of a head
-    for sequence or token classification (LABEL_0, ... without). Files hold at most `shard_bytes` of tensors.
+    for sequence or token classification (LABEL_0, ... without), `kept` the fields that an import kept. `tokenizer` is
+    written too. Files hold at most `shard_bytes` of tensors.
 
     Nothing is left behind if writing fails. Raises ValueError if the folder exists, or if that class cannot hold this
     model.
@@ -120,27 +136,24 @@ def export_folder(
         raise ValueError(f"kind {kind!r} can be read, but not written")
     if not isinstance(config, family.config):
         raise ValueError(f"kind {kind!r} is made of a {family.config.__name__}, not of a {type(config).__name__}")
-    if folder.exists():
-        raise ValueError(f"{folder} exists: choose a folder that does not")
+    if shard_bytes < 1:
+        raise ValueError(f"--shard-bytes {shard_bytes} holds nothing: choose 1 or more")
     parts = family.kinds[kind]
     values = {"architectures": [kind], "model_type": family.model_type, **family.write(config, parts)}
-    values |= special_ids(values, vocabulary) | label_names(config, parts, labels)
+    values |= special_ids(values, vocabulary) | label_names(config, parts, labels) | dict(kept or {})
     rules = rules_of(family, config, parts, "" if kind == family.bare else family.prefix)
     ours = flatten_dict(params, sep="/")
     lacking = [path for rule in rules for path in rule.ours if path not in ours]
     if lacking:
         raise ValueError(f"kind {kind!r} needs parameters that this model lacks: {', '.join(lacking)}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        made.chmod(0o755)
-        write_tensors(made, save(rules, ours), shard_bytes)
+    with building(folder) as partial:
+        if partial is None:
+            raise ValueError(f"{folder} is there already: choose another folder")
+        write_tensors(partial, save(rules, ours), shard_bytes)
         text = json.dumps({**values, "torch_dtype": "float32"}, indent=2, sort_keys=True)
-        (made / "config.json").write_text(text + "\n", encoding="utf-8")
-        made.rename(folder)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
+        (partial / "config.json").write_text(text + "\n", encoding="utf-8")
+        if tokenizer is not None:
+            export_tokenizer(tokenizer, partial)
     written = {path for rule in rules for path in rule.ours}
     return tuple(path for path in ours if path not in written)
 
@@ -170,7 +183,7 @@ def rules_of(family: Family, config: Any, parts: frozenset[str], base: str) -> l
     twice = sorted({path for path in paths if paths.count(path) > 1})
     if twice:
         raise ValueError(
-            f"two heads of {', '.join(sorted(parts))} would be {twice[0]}: leave one out by name (leave_out)"
+            f"two heads of {', '.join(sorted(parts))} would be {twice[0]}: leave one out by name (--leave-out)"
         )
     return family.prefixed(rules, base)
 

@@ -54,8 +54,8 @@ class Fields:
 
     def integer(self, name: str, default: Any = MISSING) -> int:
         value = self.raw(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refuse(name, "needs a whole number there")
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 2**31:
+            raise self.refuse(name, "needs a whole number there, below 2^31")
         return value
 
     def size(self, name: str, default: Any = MISSING) -> int:
@@ -107,6 +107,13 @@ class Fields:
             f'{self.where}: id2label must give a name to each id from 0 on, as {{"0": "no", "1": "yes"}}: mend it'
         )
 
+    def names(self, name: str) -> list[str]:
+        """A list of names; empty without."""
+        value = self.raw(name, None) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.refuse(name, "needs a list of names there")
+        return value
+
     def classes(self) -> int:
         """How many labels the task head has (Hugging Face counts their names)."""
         names = self.labels()
@@ -132,7 +139,7 @@ def read_fields(path: Path) -> Fields:
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON ({error}): mend or fetch it again") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} is not a JSON object: mend or fetch it again")

@@ -166,7 +166,7 @@ def load(
     unused = [name for name in tensors if name not in expected]
     complaints = [f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unused", unused)) if names]
     if complaints:
-        remedy = "; what this model has no place for can be left out by name (leave_out)" if unused else ""
+        remedy = "; what this model has no place for can be left out by name (--leave-out)" if unused else ""
         raise ValueError(f"the tensors in {where} are not those of its {config}: {'; '.join(complaints)}{remedy}")
     wrong = [
         f"{name} has shape {tensors[name].shape} but {config} makes it {shape}"
@@ -198,7 +198,10 @@ def floats(tensor: Lazy, name: str, where: str) -> np.ndarray:
     value = tensor.read()
     if value.dtype.kind in "biu":
         raise ValueError(f"{where}: {name} is of type {value.dtype}: quantised weights cannot be read")
-    return value.astype(np.float32)
+    value = value.astype(np.float32)
+    if not np.isfinite(value).all():
+        raise ValueError(f"{where}: {name} holds values that are not finite: fetch or save it again")
+    return value
 
 
 def save(rules: Iterable[Rule], params: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:

@@ -4,7 +4,6 @@ with an index."""
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ctx_jax.data import share
 from ctx_jax.interop.pickles import Lazy, read_state_dict
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -53,6 +53,8 @@ def read_indexed(index: Path) -> dict[str, Lazy]:
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(places.values()))
+        if not all(isinstance(file, str) for file in files):
+            raise TypeError
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{index} is no index: it needs a weight_map from tensors to files") from None
     for file in files:
@@ -78,9 +80,7 @@ def write_tensors(folder: Path, tensors: Iterable[tuple[str, np.ndarray]], shard
 
     def flush() -> None:
         save_file(held, file := folder / f"{len(shards)}.safetensors", metadata={"format": "pt"})
-        (usual := folder / "usual").touch()
-        shutil.copymode(usual, file)  # the library's file is its owner's alone
-        usual.unlink()
+        share(file)
         shards.append(list(held))
         held.clear()
 

@@ -21,6 +21,7 @@ piece for, a mask say, has the id of its end: such a tokenizer does not serve an
 
 from __future__ import annotations
 
+import codecs
 import json
 import shutil
 from collections.abc import Mapping
@@ -193,6 +194,8 @@ def recognise(folder: Path, lowercase: bool | None) -> tuple[dict[str, bytes], A
 
 
 def wordpiece(about: Files, content: bytes, lowercase: bool | None) -> tuple[dict[str, bytes], Published]:
+    if content.startswith(codecs.BOM_UTF8):
+        raise ValueError(f"{about.folder / 'vocab.txt'} begins with a byte-order mark, which its first piece has not")
     pieces = [line.strip() for line in content.decode(errors="replace").removesuffix("\n").split("\n")]
     special, added = about.special(pieces, BERT)
     settings = about.settings
@@ -273,22 +276,32 @@ def sentence_pieces(about: Files, content: bytes, lowercase: bool | None) -> tup
     return {MODEL: content}, config
 
 
+SHAPES = {"tokenizer_class": str, "model_type": str, "added_tokens_decoder": dict, "max_input_chars_per_word": int}
+"""What fields must be, where they are."""
+
+
 def read_json(file: Path, default: Any) -> Any:
     """A JSON object, or the default where there is no file."""
     if not file.is_file():
         return default
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ValueError(f"{file} is not a JSON object")
+    for name, kind in SHAPES.items():
+        if not isinstance(found.get(name, kind()), kind):
+            raise ValueError(f"{file}: {name} {found[name]!r} is no {kind.__name__}: mend it, or delete the line")
     return found
 
 
 def content_of(token: Any) -> str | None:
     """A token, which may stand alone or with its properties."""
-    return token.get("content") if isinstance(token, dict) else token
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str | None):
+        raise ValueError(f"{content!r} among the special tokens is no text: mend tokenizer_config.json")
+    return content
 
 
 def export_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

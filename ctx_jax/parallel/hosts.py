@@ -62,7 +62,8 @@ def tpu_is_used() -> bool:
     """Whether JAX has found TPU chips, and is not told to leave them alone."""
     from jax._src import cloud_tpu_init  # before a device is touched this has no public name
 
-    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in (jax.config.jax_platforms or "tpu")
+    platforms: str | None = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
+    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in (platforms or "tpu")
 
 
 def number(name: str, text: str | None) -> int | None:

@@ -3,7 +3,6 @@ all."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +10,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
+
+from ctx_jax.data import share
 
 SUFFIXES = (".npz", ".safetensors")
 
@@ -58,6 +59,5 @@ def save(output: Path, arrays: dict[str, Any]) -> None:
                 save_file(arrays, file)
             except SafetensorError as error:
                 raise ValueError(f"{output} cannot be written: {error}") from None
-            (usual := file.with_name("usual")).touch()
-            shutil.copymode(usual, file)  # the library's file is its owner's alone
+            share(file)
         file.rename(output)

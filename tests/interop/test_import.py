@@ -59,7 +59,7 @@ def test_what_has_no_place_is_left_out_by_name_only(changed: Changed):
     imported = import_folder(folder, leave_out=["other", "other2"])
     assert set(imported.left_out) == {"other.weight", "other.bias", "other2"}
     same(imported.params, import_folder(HERE / LM).params)
-    assert "leave_out 'othe' names no tensor" in message(folder, leave_out=["othe"])
+    assert "--leave-out 'othe' names no tensor" in message(folder, leave_out=["othe"])
 
 
 def test_shapes_that_differ_are_both_named(changed: Changed):
@@ -313,3 +313,28 @@ def test_a_folder_without_config_json_says_what_to_write(tmp_path: Path):
     assert "is not JSON" in message(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps([1]))
     assert "is not a JSON object" in message(tmp_path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value: float, changed: Changed):
+    def change(held: dict[str, Any]) -> None:
+        held["vocab_transform.bias"] = held["vocab_transform.bias"].copy()
+        held["vocab_transform.bias"][3] = value
+
+    assert "vocab_transform.bias holds values that are not finite" in message(changed(LM, tensors=change))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"architectures": 5}, "architectures 5 cannot be honoured: this model needs a list of names there"),
+        ({"architectures": "BertModel"}, "architectures 'BertModel' cannot be honoured"),
+        ({"n_layers": 10**9}, "has 1,000,000,000 layers, and there are"),
+        (
+            {"vocab_size": 10**12},
+            "vocab_size 1000000000000 cannot be honoured: this model needs a whole number there, below",
+        ),
+    ],
+)
+def test_fields_beyond_reason_are_named(fields: dict[str, Any], told: str, changed: Changed):
+    assert told in message(changed(LM, config=fields))

@@ -395,3 +395,29 @@ def test_vocabularies_of_transformer_xl_that_are_none(tmp_path):
         with pytest.raises(ValueError, match=message):
             import_tokenizer(folder, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"tokenizer_class": 5}, "tokenizer_class 5 is no str"),
+        ({"added_tokens_decoder": [1]}, r"added_tokens_decoder \[1\] is no dict"),
+        ({"max_input_chars_per_word": "x"}, "max_input_chars_per_word 'x' is no int"),
+        ({"pad_token": ["x"]}, r"\['x'\] among the special tokens is no text"),
+    ],
+)
+def test_settings_of_another_type_are_named(settings, told, tmp_path):
+    write_family("bert", tmp_path / "theirs")
+    file = tmp_path / "theirs/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    with pytest.raises(ValueError, match=told):
+        import_tokenizer(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_a_vocabulary_with_a_byte_order_mark_is_refused(tmp_path):
+    write_family("bert", tmp_path / "theirs")
+    file = tmp_path / "theirs/vocab.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    with pytest.raises(ValueError, match=r"vocab\.txt begins with a byte-order mark"):
+        import_tokenizer(tmp_path / "theirs", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
