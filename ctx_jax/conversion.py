@@ -6,8 +6,10 @@ the model, and imported.json: what it was made of.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -91,6 +93,7 @@ def import_run(
         experiment = experiment_of(imported, Pretrained(run / TOKENIZER, size), run.name)
         save(experiment, partial / "experiment.json")
         params = completed(imported)
+        check_room(partial, sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
         with Checkpoints(partial, keep=1) as checkpoints:
             state = TrainState(np.int32(0), params, {}, None, None)
             checkpoints.save(0, state, {"experiment": to_json(experiment), READER: 0, EVALUATED: True})
@@ -110,6 +113,12 @@ def import_run(
         if names:
             tell(f"note: {verb}: {', '.join(names)}")
     return {"run": str(run), "parameters": count, "vocabulary": size, **about, "source": str(source)}
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raises OSError if the disk cannot hold so many bytes; they hardly compress, and are written in the background."""
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for {size:,} bytes", str(folder.parent))
 
 
 def bring_tokenizer(source: Path, folder: Path, lowercase: bool | None) -> Tokenizer:

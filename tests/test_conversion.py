@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -215,7 +216,8 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(trained, tmp_path: Pat
     with pytest.raises(ValueError, match="kind 'GPT2LMHead' is not known; did you mean 'GPT2LMHeadModel'"):
         conversion.export_run(trained("gpt"), tmp_path / "new", kind="GPT2LMHead")
     with pytest.raises(
-        ValueError, match="BertModel' is made of a BertConfig, not of a GptConfig; it can be written as GPT2LMH.*--kind"
+        ValueError,
+        match=r"BertModel' is made of a BertConfig, not of a GptConfig; it can be written as GPT2LMH.*--kind",
     ):
         conversion.export_run(trained("gpt"), tmp_path / "new", kind="BertModel")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours", "theirs"]
@@ -259,3 +261,11 @@ def test_a_recorded_model_becomes_a_run_that_reads_text(name: str, few_words: Pa
         (text / f"{number}.txt").write_text((speeches / "00.txt").read_text()[300 * number :][:300])
     result = runs.evaluate(tmp_path / "run", text=str(text), batch_size=2)
     assert np.isfinite(result["nll"]) and result["nll"] > 0.5
+
+
+def test_a_disk_without_room_is_told_before_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = bert_folder(tmp_path / "theirs")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(OSError, match=r"No space left on device for \d\d,\d\d\d bytes"):
+        conversion.import_run(folder, tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -230,7 +230,7 @@ def test_lacking_parameters_are_named(tmp_path: Path):
 def test_nothing_is_overwritten_or_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     params = drawn(GPT)
     (tmp_path / "x").mkdir()
-    with pytest.raises(ValueError, match="exists: choose a folder that does not"):
+    with pytest.raises(ValueError, match="is there already: choose another folder"):
         export_folder(GPT, params, tmp_path / "x", "GPT2Model")
 
     def fail(*_: Any) -> None:
