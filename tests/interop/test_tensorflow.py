@@ -216,4 +216,4 @@ def test_modules_are_left_out_by_name(tmp_path: Path):
     slots = {f"{name}/adam_{moment}" for name in names for moment in "mv"}
     assert set(imported.left_out) == names | slots
     assert imported.kind == "BertForMaskedLM" and imported.config.classes is None
-    assert "leave_out 'cls/seq' names no tensor" in message(folder, leave_out=["cls/seq"])
+    assert "--leave-out 'cls/seq' names no tensor" in message(folder, leave_out=["cls/seq"])
