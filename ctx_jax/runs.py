@@ -63,9 +63,12 @@ def train(
     # What is wrong with the held-out text is known before anything is trained.
     rows = experiment.evaluation_batch_size
     experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
-    gather(0)  # every host has looked into the folder
+    if len(set(gather(int(fingerprint(experiment), 16) >> 1))) > 1:  # and every host has looked into the folder
+        raise ValueError("the hosts were given different experiments: give all of them the same command and code")
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
+        if (folder / "experiment.json").is_file():
+            claim(folder, experiment)  # another process may have had the folder till now
         if jax.process_index() == 0:
             save(experiment, folder / "experiment.json")
         keep(folder, tokenizer, experiment.data.corpus, stores["train"])

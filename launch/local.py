@@ -57,6 +57,9 @@ class Local:
         for name in ("processes", "cpu_devices", "gpus"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {count}: choose 1 or more")
+        for name in ("restarts", "grace"):
+            if (number := getattr(self, name)) < 0:
+                raise ValueError(f"--{name} {number}: choose 0 or more")
         if self.cpu_devices and self.gpus:
             raise ValueError("--cpu-devices and --gpus: choose one of them")
 

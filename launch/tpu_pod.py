@@ -71,8 +71,9 @@ class TpuPod:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", self.name):
             raise ValueError(f"--name {self.name!r}: choose lower-case letters, digits and dashes, 63 at most")
-        if self.slices < 1:
-            raise ValueError(f"--slices {self.slices}: choose 1 or more")
+        for name, least in (("slices", 1), ("retries", 0), ("poll", 0)):
+            if (number := getattr(self, name)) < least:
+                raise ValueError(f"--{name} {number}: choose {least} or more")
 
     def gcloud(self, action: str, *arguments: str) -> list[str]:
         place = [f"--zone={self.zone}", *([f"--project={self.project}"] if self.project else []), "--quiet"]

@@ -172,3 +172,31 @@ def test_generation_goes_on_from_the_prompt(speeches: Path, folder: Path, tmp_pa
     result = runs.generate(tmp_path / "run", prompts, 8, Sampling(temperature=0), 0)
     assert [text.startswith(prompt) for text, prompt in zip(result["texts"], prompts, strict=True)] == [True, True]
     assert runs.generate(tmp_path / "run", prompts, 8, Sampling(temperature=0), 0) == result
+
+
+def test_hosts_with_different_experiments_do_not_train_together(
+    speeches: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs, "gather", lambda value: [value, value + 1])
+    with pytest.raises(ValueError, match="the hosts were given different experiments"):
+        runs.train(smaller("gpt", speeches, folder, steps=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_was_begun_meanwhile_is_left_alone(
+    speeches: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Two commands for one new folder: the second prepares while the first trains."""
+    first = smaller("gpt", speeches, folder, steps=1)
+    second = replace(first, training=replace(first.training, seed=9))
+    open_text = runs.open_text
+
+    def slow(*arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "open_text", open_text)
+            runs.train(first, tmp_path / "run")
+        return open_text(*arguments)
+
+    monkeypatch.setattr(runs, "open_text", slow)
+    with pytest.raises(ValueError, match=r"another experiment \(training.seed: 0 -> 9\)"):
+        runs.train(second, tmp_path / "run")

@@ -40,6 +40,8 @@ def start_hosts(coordinator: str | None = None, processes: int | None = None, pr
         if ":" not in coordinator:
             raise ValueError(f"{COORDINATOR} {coordinator} names no port: write it as host:port")
         begin(coordinator_address=coordinator, num_processes=processes, process_id=process)
+    elif processes is not None or process is not None:
+        raise ValueError(f"--processes {processes} --process {process}: give the coordinator too ({COORDINATOR})")
     elif int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 or on_several_tpu_hosts():
         begin()
 

@@ -45,6 +45,12 @@ class Mesh:
                 f"mesh {self.describe()}: choose sizes of at least 1, and -1 (the rest) for one axis at most"
             )
 
+        if self.data != -1 and self.data % self.slices:
+            raise ValueError(
+                f"mesh {self.describe()}: data {self.data} does not divide over {self.slices} slices, and fsdp and "
+                "tensor stay inside one: choose a multiple"
+            )
+
     def describe(self) -> str:
         return f"data={self.data} fsdp={self.fsdp} tensor={self.tensor}"
 

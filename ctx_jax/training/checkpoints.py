@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ from ctx_jax.training.state import TrainState
 FOLDER, DAMAGED = "checkpoints", "damaged"
 PARTS = ("params", "fixed", "opt_state", "memory")
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error, with its stack, it raises, too
+
+STEP = re.compile("0|[1-9][0-9]*")
+"""The name of a step's folder."""
 
 WHOLE = 2**31 - 1
 """Stands for the number of a damaged file where there is none."""
@@ -277,7 +281,7 @@ def saved(run: Path) -> list[int]:
     """The steps in a run's folder, oldest first."""
     folder = run / FOLDER
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if STEP.fullmatch(name))
 
 
 def begun(run: Path) -> bool:
@@ -291,7 +295,7 @@ def named(path: Path) -> tuple[Path, int | None]:
     Raises FileNotFoundError with one line if there is no checkpoint.
     """
     run, step = path, None
-    if path.parent.name == FOLDER and path.name.isdigit():
+    if path.parent.name == FOLDER and STEP.fullmatch(path.name):
         run, step = path.parent.parent, int(path.name)
     steps = saved(run)
     if not steps or (step is not None and step not in steps):

@@ -67,6 +67,8 @@ class Training:
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"training {name} {getattr(self, name)}: choose {most} or less")
+        if self.best is not None and "accuracy" in self.best:
+            raise ValueError(f"training best {self.best!r}: the lowest stays, so choose loss, nll or the like")
         if self.evaluate_batches is not None and self.evaluate_batches < 1:
             raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
 
@@ -168,6 +170,8 @@ def train(
         stop = stack.enter_context(Stop(mesh).listening())
         stack.enter_context(jax.transfer_guard("disallow"))
 
+        unknown: list[str] = []
+
         def evaluated(state: TrainState, step: int) -> TrainState:
             """The state that knows how well it did. Raises Asked if the run is to stop meanwhile."""
 
@@ -179,19 +183,21 @@ def train(
                     yield batch
 
             results = evaluator(variables(built.eval_params(state.params, state.opt_state), state.fixed), going_on)
-            if training.best is not None and training.best not in results:
-                raise ValueError(
-                    f"training.best {training.best!r} is no number of the evaluation: choose from {', '.join(results)}"
-                )
             metrics.write("evaluation", step, results)
             numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
             display.log(f"step {step}/{steps}  evaluation: {numbers}")
-            if training.best is not None:
+            if training.best in results:
                 checkpoints.retention.scores[step] = results[training.best]
+            elif training.best is not None:
+                unknown.append(
+                    f"training.best {training.best!r} is no number of the evaluation: choose from {', '.join(results)}"
+                )
             return state._replace(opt_state=built.observe(state.opt_state, results["loss"]))
 
         if pending:
             state = evaluated(state, done)
+            if unknown:
+                raise ValueError(unknown[0])
         watch.at(done, "the first step")
         for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
             state, measured = train_step(state, batch)
@@ -213,6 +219,9 @@ def train(
             if saving or stopping or (evaluating and training.best is not None):
                 watch.at(step, f"saving step {step}, or the save before it")
                 checkpoints.save(step, state, {"experiment": experiment, READER: reader_start, EVALUATED: not left})
+            if unknown:  # the same command with another name goes on from here
+                checkpoints.wait()
+                raise ValueError(unknown[0])
             if stopping:
                 watch.at(step, f"the end of saving step {step}")
                 checkpoints.wait()

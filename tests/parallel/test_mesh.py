@@ -43,6 +43,8 @@ def test_a_process_that_runs_alone_stays_alone(monkeypatch):
     assert jax.process_count() == 1
     with pytest.raises(ValueError, match="coordinator localhost:1: give the number of processes"):
         start_hosts("localhost:1", processes=2)
+    with pytest.raises(ValueError, match="--processes 2 --process 0: give the coordinator too"):
+        start_hosts(processes=2, process=0)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,13 @@ def test_data_goes_over_slices_and_the_rest_stays_inside(by_host):
     assert places == [[0] * 4, [0] * 4, [1] * 4, [1] * 4]
     with pytest.raises(ValueError, match=r"mesh.slices 4: the devices form 2, choose that"):
         Mesh(data=4, fsdp=4, slices=4)._over_slices((4, 4, 1), chips)
+    for sizes in ((1, 16), (3, 1)):
+        with pytest.raises(
+            ValueError, match=rf"data {sizes[0]} does not divide over 2 slices, and fsdp and tensor stay"
+        ):
+            Mesh(data=sizes[0], fsdp=sizes[1], slices=2)
     with pytest.raises(ValueError, match="data 1 does not divide over 2 slices, and fsdp and tensor stay inside one"):
-        Mesh(data=1, fsdp=16, slices=2)._over_slices((1, 16, 1), chips)
+        Mesh(fsdp=16, slices=2)._over_slices((1, 16, 1), chips)
     with pytest.raises(ValueError, match=r"mesh.slices 0: choose 1 or more"):
         Mesh(slices=0)
 

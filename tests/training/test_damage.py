@@ -96,6 +96,16 @@ def test_if_none_is_whole_nothing_is_moved(two: Path, tmp_path: Path):
     assert saved(tmp_path) == [3, 4] and not (tmp_path / "damaged").exists()
 
 
+def test_folders_of_other_names_are_no_steps(two: Path, tmp_path: Path):
+    shutil.copytree(two, tmp_path / "run")
+    steps = saved(two)
+    for name in ("²", "030", "30.bak", "-1", "٣"):
+        (tmp_path / "run/checkpoints" / name).mkdir()
+    assert saved(tmp_path / "run") == steps
+    with pytest.raises(FileNotFoundError, match="has no checkpoint"):
+        find_checkpoint(tmp_path / "run/checkpoints/²")
+
+
 def test_a_save_that_was_killed_while_it_was_hashed_is_cleared_away(two: Path, tmp_path: Path):
     shutil.copytree(two, tmp_path, dirs_exist_ok=True)
     (tmp_path / "checkpoints/4").rename(tmp_path / "checkpoints/4.orbax-checkpoint-tmp.written")

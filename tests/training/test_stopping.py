@@ -92,6 +92,11 @@ def test_the_best_step_stays(tmp_path: Path):
         ValueError, match=r"training.best 'los' is no number of the evaluation: choose from loss, lm, row"
     ):
         train(tmp_path / "other", training=replace(training, best="los"))
+    assert saved(tmp_path / "other") == [2]  # nothing is lost
+    train(tmp_path / "other", training=replace(training))
+    assert_equal(final(tmp_path / "other"), final(tmp_path / "run"))
+    with pytest.raises(ValueError, match="training best 'accuracy': the lowest stays"):
+        replace(training, best="accuracy")
 
 
 def test_a_notice_during_preparation():
