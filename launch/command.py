@@ -60,6 +60,11 @@ def output_of(command: Sequence[str], text: str | None = None) -> str:
     return done.stdout.strip()
 
 
+def tell(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def run(launcher: Callable[[list[str]], int]) -> NoReturn:
     """Runs a launcher on the command line and exits with its code; what is wrong is one line, as in the commands."""
     try:

@@ -22,7 +22,7 @@ from ctx_jax import experiment
 from ctx_jax.data import write_durably
 from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import local, slurm
-from launch.command import output_of, program, with_input
+from launch.command import output_of, program, tell, with_input
 from launch.slurm import Slurm
 from launch.sweep import Planned, planned, records
 
@@ -185,7 +185,3 @@ def show(found: Sequence[dict[str, Any]], console: Console) -> None:
         cells = (format(record[name], form) if name in record else "" for name, form in shown.items())
         table.add_row(record["name"], record["state"], *cells)
     console.print(table)
-
-
-def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

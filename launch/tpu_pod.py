@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctx_jax.training.stopping import REQUEUE
-from launch.command import output_of, parsed, program, run
+from launch.command import output_of, parsed, program, run, tell
 from launch.local import forwarding, start
 
 FOLDER = "ctx_jax"
@@ -163,10 +163,6 @@ def attempt(pod: TpuPod, words: Sequence[str]) -> int:
         if code == CONNECTION and not taken:
             tell(f"the connection to {pod.name} was lost")
         return REQUEUE if taken else code
-
-
-def tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def shown(pod: TpuPod, words: Sequence[str]) -> str:

@@ -285,7 +285,7 @@ def saved(run: Path) -> list[int]:
 
 
 def begun(run: Path) -> bool:
-    """Whether a run has a checkpoint: without one there is nothing in its folder that could be lost."""
+    """Whether a run has a checkpoint, from which it would go on."""
     return bool(saved(run))
 
 
