@@ -12,12 +12,12 @@ left of the command line are fields of the experiments. One JSON line for each c
     tokens_per_second   B T / ms
     free_running        tokens per second where each step is dispatched before the last one's loss is read, as in a run
     mfu                 tokens_per_second * `train_flops_per_token` / ceiling
-    ceiling_tflops      bf16 matrix products of 8192 x 8192, measured in the same process
+    ceiling_tflops      matrix products of 8192 x 8192 (CPU: 512 x 512) in the model's dtype, in the same process
     peak_gib            the most memory in use at once; null where the device does not tell (CPU)
     planned_gib         what the compiler planned for the step: arguments, results that are not donated, temporaries
     compile_s           tracing and compiling; little where the compilation cache has the step
     attention           the path that runs
-    loss                of the last step
+    loss, device        of the last step; the kind of the device
 
 BERT's and XLNet's rows are those of their experiments (pairs; for XLNet in both directions), with no short ones.
 """
@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from ctx_jax.data.corpora import Sotu, TextFiles
 from ctx_jax.data.loader import Loader
@@ -184,9 +183,9 @@ class Run:
         return plan.argument_size_in_bytes + results + plan.temp_size_in_bytes
 
 
-def measure(experiment: Experiment, steps: int, size: int = 8192) -> dict[str, Any]:
-    """What the module's docstring lists, of one case; `size` is of the matrices for the ceiling."""
-    peak = ceiling(size)
+def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
+    """What the module's docstring lists, of one case."""
+    peak = ceiling(512 if jax.default_backend() == "cpu" else 8192, experiment.model.dtype)
     run, rows, length = Run(experiment), experiment.data.batch_size, experiment.data.reader.length
     run.waited(WARM)
     seconds = statistics.median(run.waited(steps))
@@ -214,14 +213,14 @@ def measure(experiment: Experiment, steps: int, size: int = 8192) -> dict[str, A
     }
 
 
-def ceiling(size: int, products: int = 10) -> float:
-    """Operations per second of bf16 matrix products, one after the other."""
+def ceiling(size: int, dtype: str, products: int = 10) -> float:
+    """Operations per second of matrix products, one after the other."""
     keys = jax.random.split(jax.random.key(0))
-    a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
+    a, b = (jax.random.normal(key, (size, size), dtype) for key in keys)
     b /= size**0.5  # so that the products stay as they are in size: zeros and infinities would take less power
     chain = jax.jit(lambda a, b: jax.lax.fori_loop(0, products, lambda _, a: a @ b, a))
     seconds = []
-    for _ in range(6):
+    for _ in range(4):
         start = time.perf_counter()
         chain(a, b).block_until_ready()
         seconds.append(time.perf_counter() - start)
@@ -248,7 +247,7 @@ def main() -> None:
         try:
             experiment = experiment_of(options.alone, options.text, options.data, options.tiny)
             experiment = parse(experiment, fields, "throughput.py")
-            result = measure(experiment, options.steps, 256 if options.tiny else 8192)
+            result = measure(experiment, options.steps)
         except Exception as error:
             result = {"case": options.alone, "error": repr(error)[:400]}
         print(json.dumps(result), flush=True)
