@@ -1,14 +1,16 @@
-"""How many floating-point operations training needs: the matrix products of the forward pass and, twice as many, of the
-backward pass. Divided by time and by what the hardware reaches in matrix products, this is the model's utilisation.
+"""How many floating-point operations a model needs: the matrix products of the forward pass and, in training, twice as
+many of the backward pass. Divided by time and by what the hardware reaches in matrix products, this is the model's
+utilisation.
 
 Counted is what the mathematics needs, not what an implementation spends: only pairs of positions that attention
-allows, only the positions that are predicted, nothing recomputed; so utilisation never exceeds 1. Left out are
-elementwise work, the tails of an adaptive softmax, and what a batch does once (the projection of relative positions).
+allows, only the positions that are predicted, nothing recomputed; so utilisation never exceeds 1. A row is one
+document without padding, the memory full. Left out are elementwise work, the tails of an adaptive softmax, what is done
+once for a row (poolers, classifiers) or for a batch (the projection of relative positions).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
@@ -18,20 +20,40 @@ from ctx_jax.models.xlnet import XLNetConfig
 FORWARD_AND_BACKWARD = 3
 """The backward pass has two products for each of the forward pass: one for the inputs, one for the weights."""
 WITHOUT_INPUTS = 2
-"""Where no gradient flows into the inputs (a memory)."""
+"""The same where no gradient flows into the inputs."""
 
 
-def train_flops_per_token(config: Any, length: int, targets: int | None = None) -> float:
+class Operations(NamedTuple):
+    """Of the forward pass on one row."""
+
+    window: float
+    memory: float
+    """Keys and values of the memory, into which no gradient flows."""
+
+
+def train_flops_per_token(config: Any, length: int, targets: int | None = None, block: int | None = None) -> float:
     """Operations of a training step, divided by the positions of the batch.
 
     Args:
         config: a model's configuration.
         length: positions in a row.
         targets: predicted positions in a row; None = all.
+        block: positions of a block of a permuted order (`Permutation.perm_size`); None = the row.
 
     Raises TypeError for a model that is not known here.
     """
+    forward = operations(config, length, targets, block)
+    return (FORWARD_AND_BACKWARD * forward.window + WITHOUT_INPUTS * forward.memory) / length
+
+
+def forward_flops_per_token(config: Any, length: int, targets: int | None = None, block: int | None = None) -> float:
+    """Operations of an evaluation step, divided by the positions of the batch; arguments as `train_flops_per_token`."""
+    return sum(operations(config, length, targets, block)) / length
+
+
+def operations(config: Any, length: int, targets: int | None, block: int | None) -> Operations:
     targets, width = length if targets is None else targets, getattr(config, "width", 0)
+    remembered = getattr(config, "memory_length", 0)
     match config:
         case BertConfig():
             layers = config.layers * layer(config, length, length, pairs=length * length)
@@ -43,26 +65,32 @@ def train_flops_per_token(config: Any, length: int, targets: int | None = None) 
             layers = config.layers // len(pattern) * period
             head = targets * 2 * width * config.vocabulary_size
         case TransformerXLConfig():
-            pairs = causal_pairs(length, length) + length * config.memory_length
-            layers = config.layers * (layer(config, length, length, pairs, relative=True) + memory(config))
+            pairs = length * remembered + (0 if config.same_length else causal_pairs(length, length))
+            layers = config.layers * layer(config, length, length, pairs, relative=True)
             columns = config.cutoffs[0] + len(config.cutoffs) if config.cutoffs else config.vocabulary_size
             narrow = config.embedding_width or width
             head = targets * 2 * narrow * columns
             if narrow != width or (config.embedding_divisor > 1 and config.project_equal):
                 head += (length + targets) * 2 * narrow * width
+        case XLNetConfig(causal=True):  # cannot be permuted, so that there is no query stream
+            pairs = length * remembered + causal_pairs(length, length)
+            layers = config.layers * layer(config, length, length, pairs, relative=True)
+            head = targets * 2 * width * config.vocabulary_size
         case XLNetConfig():
-            keys = length + config.memory_length
-            content = layer(config, length, length, pairs=length * keys, relative=True)
-            query = layer(config, targets, 0, pairs=targets * keys, relative=True)
-            unused = layer(config, length, 0, pairs=length * keys, relative=True)  # the last layer's content stream
-            layers = config.layers * (content + query + memory(config)) - unused
+            seen, asked = permuted_pairs(length, targets, block or length)
+            content = layer(config, length, length, length * remembered + seen, relative=True)
+            query = layer(config, targets, 0, targets * remembered + asked, relative=True)
+            unused = content - layer(
+                config, 0, length, pairs=0
+            )  # the last layer's content stream gives keys and values
+            layers = config.layers * (content + query) - unused
             head = targets * 2 * width * config.vocabulary_size
         case _:
             raise TypeError(f"the operations of {type(config).__name__} are not known: add it to {__name__}")
-    return FORWARD_AND_BACKWARD * (layers + head) / length
+    return Operations(layers + head, getattr(config, "layers", 0) * layer(config, 0, remembered, pairs=0))
 
 
-def layer(config: Any, queries: int, keys: int, pairs: int, relative: bool = False) -> float:
+def layer(config: Any, queries: int, keys: int, pairs: float, relative: bool = False) -> float:
     """Forward operations of one layer on one row: queries and outputs, keys and values, the feed-forward network, and
     two products for each pair of query and key (three with relative positions)."""
     square = 2 * config.width * config.width
@@ -70,12 +98,20 @@ def layer(config: Any, queries: int, keys: int, pairs: int, relative: bool = Fal
     return linear + pairs * (3 if relative else 2) * 2 * config.width
 
 
-def memory(config: Any) -> float:
-    """What a layer spends on the keys and values of its memory, as forward operations with a whole backward pass."""
-    return config.memory_length * 4 * config.width * config.width * WITHOUT_INPUTS / FORWARD_AND_BACKWARD
-
-
 def causal_pairs(length: int, window: int) -> int:
     """Pairs of a query and the nearest `window` keys up to itself."""
     window = min(window, length)
     return window * (window + 1) // 2 + (length - window) * window
+
+
+def permuted_pairs(length: int, targets: int, block: int) -> tuple[float, float]:
+    """Pairs of the content and of the query stream in a row whose blocks are each in an order of their own, with as
+    many targets: all positions see the blocks before and what is no target in their own; a target sees the targets
+    before it and, in the content stream, itself. Separators, which are ordered like targets, count as what is none."""
+    blocks = length // block
+    chosen = targets / blocks
+    before, context = block * (blocks - 1) / 2, block - chosen
+    among = chosen * (chosen - 1) / 2
+    content = block * (before + context) + among + chosen
+    query = chosen * (before + context) + among
+    return blocks * content, blocks * query

@@ -193,6 +193,8 @@ def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
     rate = rows * length / seconds
     loss = float(run.step()["loss"])
     run.batches.close()
+    block = getattr(experiment.objective, "perm_size", None)
+    operations = train_flops_per_token(experiment.model, length, run.targets, block)
     memory = jax.local_devices()[0].memory_stats()
     return {
         "case": experiment.name,
@@ -202,7 +204,7 @@ def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
         "ms": round(seconds * 1e3, 2),
         "tokens_per_second": round(rate),
         "free_running": round(rows * length * steps / free),
-        "mfu": round(rate * train_flops_per_token(experiment.model, length, run.targets) / peak, 4),
+        "mfu": round(rate * operations / peak, 4),
         "ceiling_tflops": round(peak / 1e12, 3),
         "peak_gib": memory and round(memory["peak_bytes_in_use"] / 2**30, 3),
         "planned_gib": round(run.planned_bytes() / 2**30, 3),

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.models.transformer_xl import TransformerXLConfig
 from ctx_jax.models.xlnet import XLNetConfig
-from ctx_jax.training.flops import causal_pairs, train_flops_per_token
+from ctx_jax.training.flops import causal_pairs, forward_flops_per_token, permuted_pairs, train_flops_per_token
 
 SMALL = {"vocabulary_size": 640, "width": 256, "layers": 2, "heads": 2, "feed_forward": 1024, "scan": False}
 
@@ -27,6 +28,68 @@ def test_bert_counts_the_predicted_positions_only():
     assert every - few == pytest.approx(6 * 108 / 128 * (768 * 768 + 768 * 30522))
 
 
+def test_bert_base_by_hand():
+    """6 per weight that a position meets, the head's at 76 of 512 positions, and two products for each of 512 keys."""
+    matrices = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
+    head = 76 / 512 * (768 * 768 + 768 * 30522)
+    expected = 6 * (matrices + head) + 6 * 12 * 2 * 768 * 512
+    assert train_flops_per_token(BertConfig(), 512, 76) == pytest.approx(expected)
+    assert forward_flops_per_token(BertConfig(), 512, 76) == pytest.approx(expected / 3)
+
+
+def test_transformer_xl_by_hand():
+    """enwik8's base: three products for each of 512 remembered keys and, on average, 256.5 of the window; the
+    memory's keys and values have no gradient of the inputs. With `same_length` there are 512 keys for every query."""
+    matrices = 12 * (4 * 512 * 512 + 2 * 512 * 2048) + 512 * 204
+    memory = 12 * 2 * 512 * 512
+    pair = 12 * 3 * 512
+    config = TransformerXLConfig()
+    expected = 6 * matrices + 4 * memory + 6 * pair * (512 + 256.5)
+    assert train_flops_per_token(config, 512) == pytest.approx(expected)
+    expected = 2 * matrices + 2 * memory + 2 * pair * (512 + 256.5)
+    assert forward_flops_per_token(config, 512) == pytest.approx(expected)
+    assert forward_flops_per_token(replace(config, same_length=True), 512) == pytest.approx(expected - 2 * pair * 256.5)
+    shorter = forward_flops_per_token(config, 64)  # its memory is eight windows
+    assert shorter == pytest.approx(2 * matrices + 16 * memory + 2 * pair * (512 + 32.5))
+
+
+def test_xlnet_by_hand():
+    """Two layers: the content stream's second gives only keys and values. 4 of 16 positions are targets, in one block,
+    so that a row's 16 queries see 12 positions each and the targets 1 + 2 + 3 + 4 (or 0 + 1 + 2 + 3) of each other."""
+    config = XLNetConfig(vocabulary_size=100, width=8, layers=2, heads=2, feed_forward=32, memory_length=8)
+    square, feed_forward, pair = 8 * 8, 2 * 8 * 32, 3 * 8
+    content = 16 * (2 * square + feed_forward) + pair * (16 * 8 + 16 * 12 + 10)
+    query = 4 * (2 * square + feed_forward) + pair * (4 * 8 + 4 * 12 + 6)
+    window = content + 2 * query + 2 * 16 * 2 * square + 4 * 8 * 100
+    memory = 2 * 8 * 2 * square
+    assert train_flops_per_token(config, 16, 4) == pytest.approx((6 * window + 4 * memory) / 16)
+    assert forward_flops_per_token(config, 16, 4) == pytest.approx((2 * window + 2 * memory) / 16)
+    # in two blocks of 8 with 2 targets each, 6 are seen of one's own and 8 of an earlier one
+    blocks = 2 * (8 * 6 + 3) + 8 * 8, 2 * (2 * 6 + 1) + 2 * 8
+    fewer = 16 * 12 + 10 - blocks[0] + 2 * (4 * 12 + 6 - blocks[1])
+    saved = train_flops_per_token(config, 16, 4) - train_flops_per_token(config, 16, 4, block=8)
+    assert saved == pytest.approx(6 * pair * fewer / 16)
+    causal = replace(config, causal=True)
+    window = 2 * (16 * (4 * square + feed_forward) + pair * (16 * 8 + 136)) + 16 * 8 * 100
+    assert train_flops_per_token(causal, 16) == pytest.approx((6 * window + 4 * memory) / 16)
+
+
+@pytest.mark.parametrize(("targets", "block"), [(5, 32), (6, 16), (8, 8)])
+def test_permuted_pairs_are_those_of_the_ranks(targets: int, block: int):
+    """Ranks as objectives/permutation.py gives them: a block's context comes before its targets, which are ordered."""
+    chance, ranks, places = np.random.default_rng(0), [], []
+    for start in range(0, 32, block):
+        rank = np.zeros(block, int)
+        chosen = chance.permutation(block)[: targets * block // 32]
+        rank[chosen] = 1 + chance.permutation(block)[: len(chosen)]
+        ranks += list(start // block * (block + 1) + rank)
+        places += list(start + chosen)
+    rank = np.array(ranks)
+    content = (rank[None] <= rank[:, None]).sum()
+    query = (rank[None] < rank[places][:, None]).sum()
+    assert permuted_pairs(32, targets, block) == (content, query)
+
+
 def test_causal_pairs():
     for length, window in ((5, 5), (6, 2), (4, 9), (3, 1)):
         naive = sum(1 for i in range(length) for j in range(length) if 0 <= i - j < window)
@@ -39,7 +102,12 @@ def test_causal_pairs():
         (BertConfig(**SMALL, max_length=64, classes=None, pooler=False, dropout=0.0, attention_dropout=0.0), 8, 0),
         (GptConfig(**SMALL, max_length=64, dropout=0.0, attention_dropout=0.0), 64, 64 * 63 // 2),
         (TransformerXLConfig(**SMALL, memory_length=32, dropout=0.0), 64, 64 * 63 // 2),
-        (XLNetConfig(**SMALL, memory_length=32, reuse_length=None, dropout=0.0, attention_dropout=0.0), 8, 0),
+        # 3,620 of 64 x 64 pairs are allowed in the one content stream that is needed, 476 of 8 x 64 in each query stream
+        (
+            XLNetConfig(**SMALL, memory_length=32, reuse_length=None, dropout=0.0, attention_dropout=0.0),
+            8,
+            (64 * 64 - 3620 + 2 * (8 * 64 - 476)) // 2,
+        ),
     ],
     ids=["bert", "gpt", "transformer_xl", "xlnet"],
 )
