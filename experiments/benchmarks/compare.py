@@ -14,7 +14,8 @@ Prints what either side says on stderr, one JSON line a case with the medians of
     theirs_gib, ours_gib, memory_ratio      the most memory in use at once; ours / theirs
     rounds              {"theirs", "ours"}: tokens per second of each
 
-bert_mini is for a CPU: its other side is peers_cpu.py, which says how.
+Both do what their code does: transformers' masked models compute the logits of every position, ours of the predicted
+ones. bert_mini is for a CPU: its other side is peers_cpu.py, which says how.
 
 Transformer-XL's peer is the original code: kimiyoung/transformer-xl's pytorch/*.py and pytorch/utils/, with `.byte()`
 turned into `.bool()`. The peers' script finds it in .scratch/txl below the current folder, or name it with --txl.
@@ -66,7 +67,7 @@ def measured(case: str, found: list[Line]) -> Line:
 def median(rounds: list[Line], name: str) -> float | None:
     """None if a round does not tell."""
     values = [line[name] for line in rounds if line.get(name) is not None]
-    return statistics.median(values) if len(values) == len(rounds) else None
+    return round(statistics.median(values), 4) if len(values) == len(rounds) else None
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:

@@ -231,9 +231,8 @@ def ceiling(size: int, dtype: str, products: int = 10) -> float:
 
 def attention_paths() -> dict[str, str]:
     """Which kernels were chosen for this process's attention."""
-    if find_spec("ctx_jax.kernels") is None:
-        return {"attention": "xla"}
-    return import_module("ctx_jax.kernels").paths()
+    kernels = import_module("ctx_jax.kernels") if find_spec("ctx_jax.kernels") else None
+    return kernels.paths() if hasattr(kernels, "paths") else {"attention": "xla"}
 
 
 def main() -> None:

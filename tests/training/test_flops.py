@@ -102,7 +102,7 @@ def test_causal_pairs():
         (BertConfig(**SMALL, max_length=64, classes=None, pooler=False, dropout=0.0, attention_dropout=0.0), 8, 0),
         (GptConfig(**SMALL, max_length=64, dropout=0.0, attention_dropout=0.0), 64, 64 * 63 // 2),
         (TransformerXLConfig(**SMALL, memory_length=32, dropout=0.0), 64, 64 * 63 // 2),
-        # 3,620 of 64 x 64 pairs are allowed in the one content stream that is needed, 476 of 8 x 64 in each query stream
+        # allowed: 3,620 of 64 x 64 pairs in the one content stream that is needed, 476 of 8 x 64 in each query stream
         (
             XLNetConfig(**SMALL, memory_length=32, reuse_length=None, dropout=0.0, attention_dropout=0.0),
             8,
