@@ -232,7 +232,7 @@ def ceiling(size: int, dtype: str, products: int = 10) -> float:
 def attention_paths() -> dict[str, str]:
     """Which kernels were chosen for this process's attention."""
     kernels = import_module("ctx_jax.kernels") if find_spec("ctx_jax.kernels") else None
-    return kernels.paths() if hasattr(kernels, "paths") else {"attention": "xla"}
+    return getattr(kernels, "paths", lambda: {"attention": "xla"})()
 
 
 def main() -> None:
@@ -253,7 +253,7 @@ def main() -> None:
             result = {"case": options.alone, "error": repr(error)[:400]}
         print(json.dumps(result), flush=True)
         sys.exit("error" in result)
-    environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", **os.environ}
+    environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92", **os.environ}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--data", str(options.data or folder), "--alone"]
         codes = [subprocess.run([*command, name], env=environment).returncode for name in options.cases]
