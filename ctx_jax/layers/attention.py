@@ -9,8 +9,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ctx_jax.kernels import chose, cudnn, flash
 from ctx_jax.layers import masks
-from ctx_jax.layers.linear import Linear, dropout
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
@@ -36,15 +38,34 @@ def attention(
     window: int | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    lengths: jax.Array | None = None,
+    collect: bool = True,
+) -> tuple[jax.Array, jax.Array | None]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] of the same document -> [B, T, H, C].
 
     The documents [B, T] and [B, S] are packing ids, 0 = padding; the queries are the last T of the S places. `causal`
     hides what comes later, `window` (causal only) all but the nearest keys. `rate` is the dropout on the probabilities.
+    `lengths` [B] are known where each row is one document and then padding (queries and keys alike).
 
-    Also returns the probabilities before dropout, [B, H, T, S] in fp32; what does not use them does not pay for them.
+    Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
+    does the work where there is one.
     """
     length, source = query.shape[1], key.shape[1]
+    if not collect:
+        obstacle = flash.obstacle(query, key)
+        random = rate > 0 and dropout_key is not None
+        if obstacle is not None:
+            chose("attention", f"XLA: {obstacle}")
+        elif lengths is not None and not random:
+            chose("attention", "cuDNN")
+            return cudnn.attention(query, key, value, lengths, causal=causal, window=window), None
+        else:
+            chose("attention", f"Pallas kernel: {'dropout' if random else 'several documents in a row'}")
+            ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)
+            highest = ranks[:, source - length :]
+            lowest = highest - (window or source) + 1 if causal else highest
+            visibility = masks.Visibility(query_documents, key_documents, ranks, lowest, highest)
+            return flash.attention(query, key, value, visibility, rate, dropout_key), None
     mask = masks.same_document(query_documents, key_documents)
     if causal:
         mask &= masks.causal(jnp.arange(source - length, source)[None], jnp.arange(source)[None], window)
@@ -95,9 +116,16 @@ class SelfAttention(nn.Module):
         self.output = Linear(inner, (self.width,), back, self.output_init or self.kernel_init)
 
     def __call__(
-        self, x: jax.Array, documents: jax.Array, key: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array, Past]:
-        """x [B, T, D], documents [B, T] -> [B, T, D], probabilities [B, H, T, T], and what `extend` needs of it."""
+        self,
+        x: jax.Array,
+        documents: jax.Array,
+        key: jax.Array | None = None,
+        *,
+        lengths: jax.Array | None = None,
+        collect: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None, Past]:
+        """x [B, T, D], documents [B, T] -> [B, T, D], the probabilities [B, H, T, T] if they are to be collected, and
+        what `extend` needs of it. `lengths` [B] if each row is one document."""
         keys, values = self.key(x), self.value(x)
         y, probabilities = attention(
             self.query(x),
@@ -109,6 +137,8 @@ class SelfAttention(nn.Module):
             window=self.window,
             rate=self.dropout,
             dropout_key=key,
+            lengths=lengths,
+            collect=collect,
         )
         return self.output(y), probabilities, Past(keys, values)
 

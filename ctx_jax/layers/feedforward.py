@@ -9,7 +9,8 @@ from typing import Literal
 import flax.linen as nn
 import jax
 
-from ctx_jax.layers.linear import Linear, dropout
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 

@@ -36,14 +36,6 @@ class Linear(nn.Module):
         return y + self.bias.astype(y.dtype) if self.use_bias else y
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Inverted dropout; nothing without a key (evaluation). `shape` (broadcast to x's) shares masks along axes of 1."""
-    if key is None or rate == 0.0:
-        return x
-    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape if shape is None else shape)
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
-
-
 def split_key(key: jax.Array | None, count: int) -> tuple[jax.Array | None, ...]:
     """`count` keys, or as many Nones in evaluation."""
     return (None,) * count if key is None else tuple(jax.random.split(key, count))

@@ -5,6 +5,8 @@ Masks are combined with `&`. None of them depends on the width of the head axis,
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 
 
@@ -32,3 +34,40 @@ def causal(query: jax.Array, key: jax.Array, window: int | None = None) -> jax.A
     Transformer-XL's `same_length` (every query has as many keys as the memory is long).
     """
     return within(key, None if window is None else query - (window - 1), query)
+
+
+class Visibility(NamedTuple):
+    """Who sees whom: a query sees the keys of its own document (never padding, id 0) whose rank lies within its bounds.
+
+    Ranks are places in the window where attention is causal, places in the factorisation order where it is permuted,
+    and all equal where it is bidirectional. All int32; ranks and bounds broadcast.
+    """
+
+    query_documents: jax.Array
+    """[B, T]"""
+    key_documents: jax.Array
+    """[B, S]"""
+    key_ranks: jax.Array
+    """[B, S]"""
+    lowest: jax.Array
+    """[B, T]: the lowest rank that the query sees."""
+    highest: jax.Array
+    """[B, T]: the highest."""
+
+    def mask(self) -> jax.Array:
+        """[B, 1, T, S] bool."""
+        ranked = within(self.key_ranks, self.lowest, self.highest)
+        return same_document(self.query_documents, self.key_documents) & ranked
+
+
+class Segments(NamedTuple):
+    """XLNet's relative segment encoding: a key counts as of the query's segment or of another one."""
+
+    query: jax.Array
+    """[B, T] int32"""
+    key: jax.Array
+    """[B, S] int32"""
+    embedding: jax.Array
+    """[2, H, C]: the same segment, another one."""
+    bias: jax.Array
+    """[H, C]: w."""

@@ -5,7 +5,7 @@ segment (XLNet: Yang et al. 2019, arXiv 1906.08237, section 2.5), over keys that
 
 with r_n = W_r R_n, R_n = [sin | cos] of the distance n from query to key, positive where the key comes first.
 `relative_attention` is the one place where this is computed: its inputs are what the scores depend on, never a mask or
-a score per pair, so that a fused kernel can stand in for it.
+a score per pair, so that the fused kernel (`kernels.flash`) can stand in for it.
 """
 
 from __future__ import annotations
@@ -18,48 +18,14 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, Memory
-from ctx_jax.layers import masks
+from ctx_jax.kernels import chose
+from ctx_jax.kernels import flash
 from ctx_jax.layers.attention import Past, masked_softmax
-from ctx_jax.layers.linear import Linear, dropout
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear
+from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.layers.parameters import parameter
 from ctx_jax.layers.positions import sinusoids
-
-
-class Visibility(NamedTuple):
-    """Who sees whom: a query sees the keys of its own document (never padding, id 0) whose rank lies within its bounds.
-
-    Ranks are places in the window where attention is causal, places in the factorisation order where it is permuted,
-    and all equal where it is bidirectional. All int32; ranks and bounds broadcast.
-    """
-
-    query_documents: jax.Array
-    """[B, T]"""
-    key_documents: jax.Array
-    """[B, S]"""
-    key_ranks: jax.Array
-    """[B, S]"""
-    lowest: jax.Array
-    """[B, T]: the lowest rank that the query sees."""
-    highest: jax.Array
-    """[B, T]: the highest."""
-
-    def mask(self) -> jax.Array:
-        """[B, 1, T, S] bool."""
-        within = masks.within(self.key_ranks, self.lowest, self.highest)
-        return masks.same_document(self.query_documents, self.key_documents) & within
-
-
-class Segments(NamedTuple):
-    """XLNet's relative segment encoding: a key counts as of the query's segment or of another one."""
-
-    query: jax.Array
-    """[B, T] int32"""
-    key: jax.Array
-    """[B, S] int32"""
-    embedding: jax.Array
-    """[2, H, C]: the same segment, another one."""
-    bias: jax.Array
-    """[H, C]: w."""
 
 
 def distances(queries: int, keys: int, *, causal: bool = False, clamp: int | None = None) -> jax.Array:
@@ -112,19 +78,30 @@ def relative_attention(
     position_bias: jax.Array,
     visibility: Visibility,
     *,
+    direction: jax.Array | None = None,
     places: jax.Array | None = None,
     segments: Segments | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    collect: bool = True,
+) -> tuple[jax.Array, jax.Array | None]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C].
 
-    relative [P, H, C], or [B, P, H, C] where rows differ, by descending distance from S - 1 on (`distances`);
-    content_bias u and position_bias v [H, C]. The queries are the last T of the S places or stand at `places` [B, T].
-    `rate` is the dropout on the probabilities. A query that sees nothing gives 0.
+    relative [P, H, C] by descending distance from S - 1 on (`distances`), or [N, P, H, C], where row b goes by
+    `direction[b]`; content_bias u and position_bias v [H, C]. The queries are the last T of the S places or stand at
+    `places` [B, T]. `rate` is the dropout on the probabilities. A query that sees nothing gives 0.
 
-    Also returns the probabilities before dropout, [B, H, T, S] in fp32; what does not use them does not pay for them.
+    Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
+    does the work where there is one.
     """
+    if not collect:
+        reason = flash.obstacle(query, key)
+        chose("relative attention", "Pallas kernel" if reason is None else f"XLA: {reason}")
+        if reason is None:
+            position = flash.Position(relative, content_bias, position_bias, direction, places)
+            return flash.relative_attention(query, key, value, position, visibility, segments, rate, dropout_key), None
+    if direction is not None:
+        relative = relative[direction]
     wide = jnp.promote_types(query.dtype, jnp.float32)
 
     def biased(bias: jax.Array) -> jax.Array:
@@ -250,10 +227,12 @@ class RelativeAttention(nn.Module):
         key: jax.Array | None = None,
         *,
         biases: tuple[jax.Array, jax.Array] | None = None,
+        direction: jax.Array | None = None,
         places: jax.Array | None = None,
         segments: tuple[jax.Array, jax.Array] | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Queries x [B, T, D] -> [B, T, D] and the probabilities [B, H, T, S]; key None = no dropout.
+        collect: bool = False,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Queries x [B, T, D] -> [B, T, D] and, to be collected, the probabilities [B, H, T, S]; key None = no dropout.
 
         `past` holds all S keys, those of the window included; `relative` is `self.position` of the encoded distances;
         `biases` are u and v where they are not the layer's own, `segments` those of queries [B, T] and keys [B, S].
@@ -266,9 +245,11 @@ class RelativeAttention(nn.Module):
             content_bias,
             position_bias,
             visibility,
+            direction=direction,
             places=places,
             segments=segments and Segments(*segments, self.segment_embedding, self.segment_bias),
             rate=self.dropout,
             dropout_key=key,
+            collect=collect,
         )
         return self.output(y), probabilities

@@ -27,7 +27,8 @@ from ctx_jax.contract import Batch, ModelOutput, TokenScores
 from ctx_jax.layers.attention import Past, SelfAttention
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
-from ctx_jax.layers.linear import Linear, dropout, split_key
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
 from ctx_jax.layers.norm import LayerNorm
 from ctx_jax.layers.positions import counted
@@ -122,6 +123,8 @@ class Shared(NamedTuple):
     """[B, T], or [B, S + 1] where one position is decoded: the past's and its own."""
     positions: jax.Array
     """Like documents."""
+    lengths: jax.Array | None
+    """[B] where each row is one document."""
     collect: tuple[str, ...]
 
 
@@ -151,7 +154,13 @@ class Layer(nn.Module):
         y = self.attention_norm(x) if pre else x
         collected: dict[str, Any] = {}
         if past is None:
-            y, collected["attention"], collected["past"] = self.attention(y, shared.documents, attention_key)
+            y, collected["attention"], collected["past"] = self.attention(
+                y,
+                shared.documents,
+                attention_key,
+                lengths=shared.lengths,
+                collect="attention" in shared.collect,
+            )
         else:
             y, collected["past"] = self.attention.extend(y, past, shared.documents, shared.positions)
         x += dropout(y, self.config.dropout, first_key)
@@ -213,7 +222,7 @@ class Gpt(nn.Module):
         The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm. `pooled`
         [B, D], there with `classes`, is `hidden` at each row's last token that is no padding.
         """
-        shared = Shared(batch["documents"], batch["positions"], collect)
+        shared = Shared(batch["documents"], batch["positions"], batch.get("lengths"), collect)
         embedding, hidden, outputs = self.read(batch["tokens"], batch["positions"], None, shared, key)
         pooled = None
         if self.config.classes is not None:
@@ -278,7 +287,7 @@ class Gpt(nn.Module):
         if free < 0:
             raise ValueError(f"length {length} is shorter than the prompts: choose {documents.shape[1]} or more")
         positions = counted(documents)
-        _, _, outputs = self.read(batch["tokens"], positions, None, Shared(documents, positions, ("past",)), None)
+        _, _, outputs = self.read(batch["tokens"], positions, None, Shared(documents, positions, None, ("past",)), None)
         past = Past(*(jnp.pad(x, ((0, 0), (0, 0), (0, free), (0, 0), (0, 0))) for x in outputs["past"]))
         return Cache(*past, jnp.pad(documents, ((0, 0), (0, free))), jnp.int32(documents.shape[1]))
 
@@ -291,7 +300,7 @@ class Gpt(nn.Module):
         documents = jnp.concatenate([cache.documents, document], axis=1)
         positions = counted(documents)
         past = Past(cache.keys, cache.values)
-        shared = Shared(documents, positions, ("past",))
+        shared = Shared(documents, positions, None, ("past",))
         _, hidden, outputs = self.read(tokens, positions[:, -1:], past, shared, None)
         write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=cache.used)
         keys, values = (write(old, new, axis=2) for old, new in zip(past, outputs["past"], strict=True))

@@ -34,15 +34,16 @@ import jax.numpy as jnp
 from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
-from ctx_jax.layers.linear import Linear, dropout, split_key
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
+from ctx_jax.layers.masks import Visibility
 from ctx_jax.layers.norm import LayerNorm
 from ctx_jax.layers.parameters import parameter
 from ctx_jax.layers.relative import (
     Cache,
     Cached,
     RelativeAttention,
-    Visibility,
     distances,
     empty_memory,
     encode,
@@ -171,17 +172,19 @@ class Layer(nn.Module):
             relative = carried.relative[0]
         else:
             past = self.attention.attendable(jnp.concatenate([carried.astype(h.dtype), h], axis=1))
-            directions = self.attention.position(shared.relative)
-            relative = directions[0]
-            if shared.reversed is not None:
-                relative = jnp.where(shared.reversed[:, None, None, None], directions[1], relative)
-            collected["past"], collected["relative"] = past, directions[:1]
+            relative = self.attention.position(shared.relative)
+            collected["past"], collected["relative"] = past, relative[:1]
+            if shared.reversed is None:
+                relative = relative[0]
             collected["memory"] = remember(carried, h, c.memory_length, c.reuse_length)
 
-        def stream(x: jax.Array, s: Stream, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        direction = None if shared.reversed is None else shared.reversed.astype(jnp.int32)
+
+        def stream(x: jax.Array, s: Stream, key: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
             attention_key, first_key, inner_key, second_key = split_key(key, 4)
             y, probabilities = self.attention(
-                x, past, relative, s.visibility, attention_key, places=s.places, segments=s.segments
+                x, past, relative, s.visibility, attention_key, direction=direction, places=s.places, segments=s.segments,
+                collect="attention" in shared.collect and s is shared.content,
             )
             x = self.attention_norm(x + dropout(y, c.dropout, first_key))
             y = self.feed_forward(x, inner_key)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.layers.relative import Visibility, distances, encode
+from ctx_jax.layers.masks import Visibility
+from ctx_jax.layers.relative import distances, encode
 from ctx_jax.objectives.permutation import Permutation
 from tests.golden.pretraining import (
     BERT,

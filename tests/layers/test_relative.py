@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.layers.relative import (
-    Segments,
-    Visibility,
     distances,
     encode,
     position_scores,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Memory
-from ctx_jax.layers.relative import Visibility
+from ctx_jax.layers.masks import Visibility
 from ctx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 
 V = 30

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ctx_jax.contract import Batch, LossOutput, Memory, ModelOutput, Vocabulary
-from ctx_jax.layers.linear import Linear, dropout, split_key
+from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.norm import LayerNorm
 from ctx_jax.layers.parameters import parameter
 from ctx_jax.layers.stack import Stack
