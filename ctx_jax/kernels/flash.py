@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec as P
@@ -40,8 +39,8 @@ from ctx_jax.parallel.sharding import RULES
 
 BLOCK = 64
 """Queries and keys of a tile."""
-WARPS, STAGES = 4, 2
-"""Warps of a program, and tiles on their way to it."""
+WARPS = 4
+"""Warps of a program."""
 FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
 LOG2E = math.log2(math.e)
@@ -64,7 +63,7 @@ class Given(NamedTuple):
     """The position term of queries at any place."""
 
     scores: jax.Array
-    """[B, H, T, P]: their products with all distances, descending from S - 1 on."""
+    """[H, B, T, P]: their products with all distances, descending from S - 1 on."""
     places: jax.Array
     """[B, T] int32"""
 
@@ -155,9 +154,12 @@ def attend(
     query_facts = query_facts.at[:, 0, queries:].set(1)
     key_facts = padded(facts.key, -1, s, -1)
     if isinstance(position, Fused):
-        # row i of the padded queries meets key j at distance p = t - 1 - i + j
-        relative = jnp.pad(position.relative, ((0, 0), (t - queries, 0), (0, 0), (0, 0)))[:, : t + s]
-        position = Fused(wide(position.query, t), wide(relative, t + s), position.direction)
+        # Row i of the padded queries meets key j at distance t - 1 - i + j. No further than what is seen is needed, and
+        # the other half of its last tile.
+        front = t - queries
+        count = min(t + s, -(-(front + position.relative.shape[1]) // BLOCK) * BLOCK + BLOCK)
+        relative = jnp.pad(position.relative, ((0, 0), (front, 0), (0, 0), (0, 0)))[:, :count]
+        position = Fused(wide(position.query, t), wide(relative, count), position.direction)
     elif isinstance(position, Given):
         position = Given(padded(position.scores, 2, t), padded(position.places, -1, t))
         query_facts = query_facts.at[:, 3].set(keys - 1 - position.places)
@@ -215,12 +217,13 @@ def relative_attention(
         places = position.places
         distances = keys - 1 + -(-keys // BLOCK) * BLOCK
         relative = padded(relative, 1, max(relative.shape[1], -(-distances // BLOCK) * BLOCK))
-        wide = jnp.float32
-        if len(relative) == 1:
-            scores = jnp.einsum("bthc,phc->bhtp", turned, relative[0], preferred_element_type=wide)
-        else:
-            scores = jnp.einsum("bthc,bphc->bhtp", turned, relative[direction], preferred_element_type=wide)
-        term = Given(scores.astype(query.dtype), places)
+        turned = padded(turned, 1, -(-queries // BLOCK) * BLOCK)
+        if len(relative) > 1:  # one product for all directions, of which each row has one
+            goes = jax.nn.one_hot(direction, len(relative), dtype=turned.dtype)
+            turned = jnp.einsum("bthc,bn->bthnc", turned, goes).reshape(*turned.shape[:3], -1)
+        relative = relative.transpose(1, 2, 0, 3).reshape(relative.shape[1], heads, -1)
+        scores = jnp.einsum("bthc,phc->hbtp", turned, relative)
+        term = Given(scores, places)
     gate, query_segments, key_segments = None, jnp.zeros((rows, queries), jnp.int32), jnp.zeros((rows, keys), jnp.int32)
     if segments is not None:
         biased = query + segments.bias.astype(query.dtype)
@@ -282,15 +285,15 @@ def over_mesh(
     array, scores, row = P(batch, None, head), P(batch, head), P(batch)
     terms: Any = None
     if term is not None:
-        terms = Fused(array, P(None, None, head), row) if isinstance(term, Fused) else Given(scores, row)
+        terms = Fused(array, P(None, None, head), row) if isinstance(term, Fused) else Given(P(head, batch), row)
     specs = (array, array, array, terms, None if gate is None else scores, Facts(row, row, scores))
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=array, check_vma=False)
     return split(content, key, value, term, gate, facts)
 
 
 def bounds(facts: Facts) -> tuple[jax.Array, jax.Array]:
-    """For each block of queries the first block of keys that it sees and the one after the last, [B, T / BLOCK, 2], and
-    for each block of keys the blocks of queries that see it; possibly too many, never too few."""
+    """For each block of queries the first block of keys that it meets and the one after the last, [B, T / BLOCK, 2],
+    and for each block of keys the blocks of queries that meet it: all that see each other, and what lies between."""
 
     lowest, highest, code = facts.query[:, 0], facts.query[:, 1], facts.key[:, 0]
 
@@ -306,7 +309,10 @@ def bounds(facts: Facts) -> tuple[jax.Array, jax.Array]:
         end = jnp.where(sees.any(-1), sees.shape[-1] - jnp.argmax(sees[..., ::-1], -1), 0)
         return jnp.stack([jnp.argmax(sees, -1), end], -1).astype(jnp.int32)
 
-    return ends(sees), ends(sees.swapaxes(1, 2))
+    blocks = ends(sees)
+    j = jnp.arange(sees.shape[2])
+    met = (blocks[..., :1] <= j) & (j < blocks[..., 1:])
+    return blocks, ends(met.swapaxes(1, 2))
 
 
 class Tile:
@@ -347,7 +353,13 @@ class Tile:
         return self.by_query(self.query_fact(2, i)) == self.by_key(self.key_fact(1, j))
 
     def scores(
-        self, content: jax.Array, position: jax.Array, gate: jax.Array, seen: tuple[jax.Array, jax.Array], i: Any, j: Any
+        self,
+        content: jax.Array,
+        position: jax.Array,
+        gate: jax.Array,
+        seen: tuple[jax.Array, jax.Array],
+        i: Any,
+        j: Any,
     ) -> jax.Array:
         """Base-2 scores with HIDDEN where the mask is; `seen` are the queries' ranges of codes."""
         scores = (content + position) * (self.settings.natural * LOG2E)
@@ -364,7 +376,9 @@ class Tile:
         rate = self.settings.rate
         if rate == 0.0:
             return x
-        rows = stir((i * BLOCK + self.iota).astype(jnp.uint32), self.seeds[self.b, self.h, 0], self.seeds[self.b, self.h, 1])
+        rows = stir(
+            (i * BLOCK + self.iota).astype(jnp.uint32), self.seeds[self.b, self.h, 0], self.seeds[self.b, self.h, 1]
+        )
         columns = (j * BLOCK + self.iota).astype(jnp.uint32)
         return jnp.where(keep(self.by_query(rows), self.by_key(columns), rate), x * (1.0 / (1.0 - rate)), 0.0)
 
@@ -397,7 +411,7 @@ class PositionTerm:
         if self.given:
             columns = self.columns(j)
             rows = jnp.broadcast_to(tile.by_query(self.i * BLOCK + tile.iota), columns.shape)
-            return self.operands[0][tile.b, tile.h, rows, columns].astype(jnp.float32), carried
+            return self.operands[0][tile.h, tile.b, rows, columns].astype(jnp.float32), carried
         if not self.fused:
             return 0.0, carried
         second = self.product(j + 1)
@@ -441,51 +455,66 @@ def forward_kernel(
 
 
 def query_kernel(
-    content, key, value, position, gate, facts, blocks, out_gradient, normalizer, delta, zeros,
-    by_content, by_gate, by_scores=None, by_position=None, *, settings: Settings
+    content, key, value, gate, facts, blocks, out_gradient, normalizer, delta, by_content, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by the queries and, for each of them and each distance, by the position term."""
+    """Gradients by the queries, where there is no position term."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
     own = pl.ds(i * BLOCK, BLOCK)
-    query, bias, gradient = content[b, own, h, :], gate[b, h, own], out_gradient[b, own, h, :]
-    normalizers, deltas = normalizer[b, h, own], delta[b, h, own]
-    position, seen = PositionTerm(tile, position, i), tile.seen(i)
+    query, gradient = content[b, own, h, :], out_gradient[b, own, h, :]
+    bias, normalizers, deltas = gate[b, h, own], normalizer[b, h, own], delta[b, h, own]
+    seen = tile.seen(i)
+
+    def step(j: Any, total: jax.Array) -> jax.Array:
+        at = pl.ds(j * BLOCK, BLOCK)
+        keys, values = key[b, at, h, :], value[b, at, h, :]
+        scores = tile.scores(tile.dot(query, keys), 0.0, bias, seen, i, j)
+        probabilities = jnp.exp2(scores - normalizers[:, None])
+        by_scores = probabilities * (tile.dropout(tile.dot(gradient, values), i, j) - deltas[:, None])
+        return total + dot(by_scores.astype(keys.dtype), keys)
+
+    total = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, jnp.zeros(query.shape, jnp.float32))
+    by_content[b, own, h, :] = (total * settings.natural).astype(by_content.dtype)
+
+
+def position_kernel(
+    key, position, facts, blocks, by_pairs, zeros, by_content, by_gate, by_scores, by_position=None,
+    *, settings: Settings
+) -> None:  # fmt: skip
+    """Gradients by the queries and, for each of them and each distance, by the position term, from those by the scores
+    of all pairs."""
+    i, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=False)
+    own = pl.ds(i * BLOCK, BLOCK)
+    position = PositionTerm(tile, position, i)
     first, end = blocks[b, i, 0], blocks[b, i, 1]
-    no_block = jnp.zeros((BLOCK, BLOCK), content.dtype)
+    no_block = jnp.zeros((BLOCK, BLOCK), by_pairs.dtype)
 
     def fill(n: Any, _: Any) -> Any:
         by_scores[h, b, own, pl.ds(n * BLOCK, BLOCK)] = no_block
         return _
 
     def step(j: Any, carry: Any) -> Any:
-        content_sum, position_sum, gate_sum, carried, begun = carry
+        content_sum, position_sum, gate_sum, begun = carry
         at = pl.ds(j * BLOCK, BLOCK)
-        keys, values = key[b, at, h, :], value[b, at, h, :]
-        distances, carried = position.scores(carried, j)
-        scores = tile.scores(tile.dot(query, keys), distances, bias, seen, i, j)
-        probabilities = jnp.exp2(scores - normalizers[:, None])
-        by_scaled = probabilities * (tile.dropout(tile.dot(gradient, values), i, j) - deltas[:, None])
+        pairs = by_pairs[h, b, own, at]
+        content_sum += dot(pairs, key[b, at, h, :])
         if settings.segments:
-            gate_sum += jnp.where(tile.same_segment(i, j), by_scaled, 0.0).sum(1)
-        short = by_scaled.astype(keys.dtype)
-        content_sum += dot(short, keys)
+            gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
         if position.given:
             columns = position.columns(j)
             rows = jnp.broadcast_to((i * BLOCK + tile.iota)[:, None], columns.shape)
-            plgpu.store(by_scores.at[b, h, rows, columns], (by_scaled * settings.natural).astype(by_scores.dtype))
-        if not position.fused:
-            return content_sum, position_sum, gate_sum, carried, begun
-        turned = tile.shift(by_scaled, tile.by_key(tile.iota) + tile.by_query(tile.iota) + 1, begun.dtype)
+            plgpu.store(by_scores.at[h, b, rows, columns], pairs)
+            return content_sum, position_sum, gate_sum, begun
+        turned = tile.shift(pairs, tile.by_key(tile.iota) + tile.by_query(tile.iota) + 1, pairs.dtype)
         whole = jnp.where(tile.inside(), turned, begun)
         position_sum += dot(whole, position.relative(position.block(j)))
         by_scores[h, b, own, pl.ds(position.block(j) * BLOCK, BLOCK)] = whole
-        begun = jnp.where(tile.inside(), no_block, turned)
-        return content_sum, position_sum, gate_sum, carried, begun
+        return content_sum, position_sum, gate_sum, jnp.where(tile.inside(), no_block, turned)
 
-    start, gates = jnp.zeros(query.shape, jnp.float32), jnp.zeros(BLOCK, jnp.float32)
-    carry = start, start if position.fused else (), gates, position.product(first), no_block if position.fused else ()
-    content_sum, position_sum, gate_sum, _, begun = jax.lax.fori_loop(first, end, step, carry)
+    start, gates = jnp.zeros((BLOCK, key.shape[-1]), jnp.float32), jnp.zeros(BLOCK, jnp.float32)
+    carry = (start, start, gates, no_block) if position.fused else (start, (), gates, ())
+    content_sum, position_sum, gate_sum, begun = jax.lax.fori_loop(first, end, step, carry)
     if position.fused:
         last = position.block(end)
         position_sum += dot(begun, position.relative(last))
@@ -499,9 +528,9 @@ def query_kernel(
 
 def key_kernel(
     content, key, value, position, gate, facts, blocks, out_gradient, normalizer, delta,
-    by_key, by_value, *, settings: Settings
+    by_key, by_value, by_pairs=None, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by keys and values."""
+    """Gradients by keys and values and, if asked, by the scores of all pairs that meet."""
     j, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=True)
     own = pl.ds(j * BLOCK, BLOCK)
@@ -517,7 +546,12 @@ def key_kernel(
         probabilities = jnp.exp2(scores - normalizer[b, h, at][None, :])
         value_sum += dot(tile.dropout(probabilities, i, j).astype(gradient.dtype), gradient)
         by_scaled = tile.dropout(tile.dot(gradient, values), i, j) - delta[b, h, at][None, :]
-        key_sum += dot((probabilities * by_scaled).astype(query.dtype), query)
+        by_scores = (probabilities * by_scaled).astype(query.dtype)
+        if by_pairs is not None:
+            rows = jnp.broadcast_to((i * BLOCK + tile.iota)[None, :], by_scores.shape)
+            columns = jnp.broadcast_to((j * BLOCK + tile.iota)[:, None], by_scores.shape)
+            plgpu.store(by_pairs.at[h, b, rows, columns], by_scores)
+        key_sum += dot(by_scores, query)
         return key_sum, value_sum
 
     zeros = jnp.zeros(keys.shape, jnp.float32)
@@ -539,18 +573,18 @@ def refs(position: Fused | Given | None) -> tuple[jax.Array, ...]:
 
 
 def call(
-    kernel: Any, blocks: int, facts: Facts, settings: Settings, *operands: Any, outputs: list[Any]
+    kernel: Any, blocks: int, settings: Settings, facts: Facts, *operands: Any, outputs: list[Any], stages: int = 3
 ) -> list[jax.Array]:
-    """Runs a program for each block of each head of each row. If the last operand of `query_kernel` is not empty, its
+    """Runs a program for each block of each head of each row. Where the last operand is `position_kernel`'s zeros, its
     third output begins as that."""
     rows, heads, _ = facts.seeds.shape
-    begun = kernel is query_kernel and operands[-1]
+    begun = kernel is position_kernel and not isinstance(operands[-1], tuple)
     return pl.pallas_call(
         partial(kernel, settings=settings),
         grid=(blocks, heads, rows),
         out_shape=outputs,
         interpret=settings.interpret,
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=stages),
         input_output_aliases={len(jax.tree.leaves(operands)) - 1: 2} if begun else {},
         name=kernel.__name__,
     )(*operands)
@@ -564,8 +598,7 @@ def _forward(content, key, value, position, gate, facts, settings):  # noqa: ANN
     blocks, _ = bounds(facts)
     normalizer = like(gate)
     out, normalizer = call(
-        forward_kernel, blocks.shape[1], facts, settings,
-        content, key, value, refs(position), gate, tuple(facts), blocks,
+        forward_kernel, blocks.shape[1], settings, facts, content, key, value, refs(position), gate, tuple(facts), blocks,
         outputs=[like(content), normalizer],
     )  # fmt: skip
     return out, (content, key, value, position, gate, facts, out, normalizer)
@@ -576,36 +609,50 @@ def _backward(settings, residuals, gradient):  # noqa: ANN
     fused = isinstance(position, Fused)
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
     blocks, key_blocks = bounds(facts)
-    operands = content, key, value, refs(position), gate, tuple(facts)
     rest = gradient, normalizer, delta
     rows, heads, _ = facts.seeds.shape
-    zeros = ()
-    outputs = [like(content), like(gate)]
-    if fused:
-        # heads first: what is summed over, rows and queries, is then one axis in memory
-        by_scores = jax.ShapeDtypeStruct((heads, rows, content.shape[1], position.relative.shape[1]), content.dtype)
-        outputs += [by_scores, like(content)]
-    elif isinstance(position, Given):
-        zeros = (jnp.zeros_like(position.scores),)  # the kernel writes only what is seen
-        outputs += [like(position.scores)]
-    by_content, by_gate, *by_term = call(
-        query_kernel, blocks.shape[1], facts, settings, *operands, blocks, *rest, zeros, outputs=outputs
-    )
-    by_key, by_value = call(
-        key_kernel, key_blocks.shape[1], facts, settings, *operands, key_blocks, *rest,
-        outputs=[like(key), like(value)],
+    outputs = [like(key), like(value)]
+    if position is not None:
+        # heads first: what the gradient by distance sums over, rows and queries, is then one axis in memory
+        outputs.append(jax.ShapeDtypeStruct((heads, rows, content.shape[1], key.shape[1]), content.dtype))
+    by_key, by_value, *by_pairs = call(
+        key_kernel, key_blocks.shape[1], settings, facts, content, key, value, refs(position), gate, tuple(facts),
+        key_blocks, *rest, outputs=outputs, stages=2 if fused else 3,  # more would leave room for one program alone
     )  # fmt: skip
     if position is None:
-        return by_content, by_key, by_value, None, by_gate, None
+        [by_content] = call(
+            query_kernel, blocks.shape[1], settings, facts, content, key, value, gate, tuple(facts), blocks, *rest,
+            outputs=[like(content)],
+        )  # fmt: skip
+        return by_content, by_key, by_value, None, jnp.zeros_like(gate), None
+    outputs = [like(content), like(gate)]
     if isinstance(position, Given):
-        return by_content, by_key, by_value, Given(*by_term, None), by_gate, None
-    by_scores, by_query = by_term
+        zeros: Any = jnp.zeros_like(position.scores)  # the kernel writes only what is seen
+        outputs.append(like(zeros))
+    else:
+        zeros = ()
+        outputs += [
+            jax.ShapeDtypeStruct((heads, rows, content.shape[1], position.relative.shape[1]), content.dtype),
+            like(content),
+        ]
+    by_content, by_gate, by_scores, *by_query = call(
+        position_kernel, blocks.shape[1], settings, facts, key, refs(position), tuple(facts), blocks, *by_pairs, zeros,
+        outputs=outputs,
+    )  # fmt: skip
+    if isinstance(position, Given):
+        by_scores = (by_scores * settings.natural).astype(by_scores.dtype)
+        return by_content, by_key, by_value, Given(by_scores, None), by_gate, None
     # each direction sums the rows that go by it
     goes = jax.nn.one_hot(position.direction, len(position.relative), dtype=content.dtype)
     query = jnp.einsum("bthc,bn->bthnc", position.query, goes) if len(position.relative) > 1 else position.query
-    by_relative = jnp.einsum("hbtp,bthnc->nphc", by_scores, query.reshape(*query.shape[:3], -1, query.shape[-1]), preferred_element_type=jnp.float32)
+    by_relative = jnp.einsum(
+        "hbtp,bthnc->nphc",
+        by_scores,
+        query.reshape(*query.shape[:3], -1, query.shape[-1]),
+        preferred_element_type=jnp.float32,
+    )
     by_relative = (by_relative * settings.natural).astype(position.relative.dtype)
-    return by_content, by_key, by_value, Fused(by_query, by_relative, None), by_gate, None
+    return by_content, by_key, by_value, Fused(*by_query, by_relative, None), by_gate, None
 
 
 _attend.defvjp(_forward, _backward)
