@@ -1,5 +1,5 @@
-"""Kernels for accelerators. Each has a twin of plain JAX in `layers`, which says what it computes and against which it is
-tested; the layers ask here which of the two runs.
+"""Kernels for accelerators. Each has a twin of plain JAX in `layers`, which says what it computes and against which it
+is tested; the layers ask here which of the two runs.
 
 Where no kernel can run, the twin does, and the log says once why.
 """

@@ -54,11 +54,10 @@ def attention(
     if not collect:
         obstacle = flash.obstacle(query, key)
         random = rate > 0 and dropout_key is not None
+        plain = one_document and causal and window is None and length == source
         if obstacle is not None:
             chose("attention", f"XLA: {obstacle}")
-        elif (
-            one_document and causal and window is None and not random and length == source and query.shape[-1] % 8 == 0
-        ):
+        elif plain and not random and query.shape[-1] % 8 == 0:
             chose("attention", "cuDNN")
             return cudnn.causal_attention(query, key, value), None
         else:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.kernels import flash
+from ctx_jax.kernels import flash, tiles
 from ctx_jax.layers import attention, relative
 from ctx_jax.layers.masks import Segments, Visibility
 
@@ -19,7 +19,7 @@ KEY = jax.random.key(7)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(flash, "BLOCK", 16)
+    monkeypatch.setattr(tiles, "BLOCK", 16)
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -114,7 +114,7 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
     own = jnp.asarray([[1] * 32 + [2] * 32, [0] * 20 + [3] * 44], jnp.int32)
     ranks = jnp.arange(length)[None]
     code, lowest, highest = flash.codes(Visibility(own, own, ranks, ranks * 0, ranks))
-    facts = flash.Facts(
+    facts = tiles.Facts(
         jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest, ranks, ranks)], 1),
         jnp.stack([code, jnp.broadcast_to(ranks, (B, length))], 1),
         jnp.zeros((B, H, 2), jnp.uint32),
