@@ -21,9 +21,10 @@ from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
-from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
+from ctx_jax.experiment import Experiment, load, save
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding

@@ -23,7 +23,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ctx_jax.experiment import Experiment, called, fingerprint
+from ctx_jax.experiment import Experiment, called
+from ctx_jax.identity import fingerprint
 from ctx_jax.serialization import from_json, nearest, to_json
 from ctx_jax.training.stopping import INTERRUPTED, REQUEUE
 

@@ -17,7 +17,8 @@ import pytest
 
 from ctx_jax.cli import main
 from ctx_jax.data.corpora import Mixture, TextFiles
-from ctx_jax.experiment import find, fingerprint, load, save
+from ctx_jax.experiment import find, load, save
+from ctx_jax.identity import fingerprint
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.runs import alone
 from ctx_jax.training.checkpoints import find_checkpoint
