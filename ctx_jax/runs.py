@@ -1,11 +1,11 @@
 """What is done with an experiment and with the run folder that comes of it: train, evaluate, generate.
 
-RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoard events  checkpoints/  report.html
+RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoard events  checkpoints/  latest (of
+them)  report.html
 """
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Reader, Variables
+from ctx_jax.data import hold
 from ctx_jax.data.corpora import Corpus, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
@@ -115,7 +116,7 @@ def alone(folder: Path) -> Iterator[None]:
         return
     with (folder / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(lock, wait=False)
         except BlockingIOError:
             raise ValueError(
                 f"{folder} is being trained by another process: wait for it or choose another --run"
@@ -124,7 +125,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, experiment: Experiment) -> None:
-    """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun."""
+    """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun; what
+    may still be lost of a run is left as it is."""
     file = folder / "experiment.json"
     if (folder / IMPORTED).is_file():
         raise ValueError(f"{folder} holds an imported model: train from it into another folder, --from {folder} --run")
@@ -137,7 +139,7 @@ def claim(folder: Path, experiment: Experiment) -> None:
                 f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, "
                 f"or begin a new one from it with --continue {folder} or --from {folder}"
             )
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: choose another --run")
 
 

@@ -87,7 +87,7 @@ def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
     """Puts the tokenizer into the run folder, and which text it is.
 
     Raises ValueError if the run was begun with another text or tokenizer; tells of another sentence splitter, which
-    matters to readers of sentences alone.
+    matters to readers of sentences alone, and if it is lost what the text was.
     """
     about = {split: corpus.fingerprint(split) for split in get_args(Split)}
     about |= {"tokenizer": tokenizer.fingerprint, "splitter": store.splitter}
@@ -104,6 +104,8 @@ def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
                 f"--continue {run} or --from {run}"
             )
     elif speaks():
+        if begun(run):
+            tell(f"note: {run} has lost {ABOUT}, which says what text it was begun with: it goes on with this one")
         if tokenizer.folder != run / TOKENIZER:
             shutil.rmtree(run / TOKENIZER, ignore_errors=True)  # of a run that was never begun
             with building(run / TOKENIZER) as partial:

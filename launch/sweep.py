@@ -23,6 +23,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ctx_jax.data import UNSUPPORTED
 from ctx_jax.experiment import Experiment, called
 from ctx_jax.identity import fingerprint
 from ctx_jax.serialization import from_json, nearest, to_json
@@ -164,6 +165,9 @@ def is_locked(folder: Path) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
     return False
 
 

@@ -87,7 +87,10 @@ def test_a_run_leaves_what_it_promises(whole):
     assert json.dumps(result)
     with Checkpoints(run) as checkpoints:
         assert checkpoints.steps() == [4, 6]
-        assert checkpoints.record(6) == {"experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True}
+        assert checkpoints.record(6) == {
+            "step": 6, "experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True,
+            "metrics": {line["kind"]: line for line in read_metrics(run)[-2:]},
+        }  # fmt: skip
 
 
 def test_a_run_learns(whole):
