@@ -139,6 +139,11 @@ def claim(folder: Path, experiment: Experiment) -> None:
                 f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, "
                 f"or begin a new one from it with --continue {folder} or --from {folder}"
             )
+    elif begun(folder):
+        raise ValueError(
+            f"{folder} has lost its experiment.json: put it back (the record of each checkpoint holds it), or choose "
+            "another --run"
+        )
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: choose another --run")
 

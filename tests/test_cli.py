@@ -193,6 +193,12 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
     code, out, err = run(["report", "runs/a"], capsys)
     assert (code, err) == (0, "note: runs/a/metrics.jsonl is damaged at line 1, which is left out\n")
 
+    shutil.copytree("runs/b/checkpoints/2", "runs/b/checkpoints/3")
+    code, out, err = run(["evaluate", "runs/b", "--checkpoint", "3"], capsys)
+    assert (code, out) == (2, "")
+    assert "checkpoint runs/b/checkpoints/3 holds step 2: choose another step of 2, 3" in err.splitlines()[-1]
+    shutil.rmtree("runs/b/checkpoints/3")
+
     shutil.rmtree("runs/b/checkpoints/2/params")
     code, out, err = run(["evaluate", "runs/b"], capsys)
     assert (code, out) == (2, "")

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -170,7 +171,7 @@ class Checkpoints:
         gather(step)  # every host has looked
         if jax.process_index() == 0:
             folder.mkdir(exist_ok=True)
-            (self.folder / str(step)).rename(place)
+            shutil.move(self.folder / str(step), place)  # the checkpoints may be a link to another disk
         gather(step)  # and none goes on before it is moved
         self._manager.reload()
         return place

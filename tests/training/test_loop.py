@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,14 @@ import jax
 import pytest
 
 from ctx_jax.parallel.mesh import Mesh
-from ctx_jax.training import loop
-from ctx_jax.training.checkpoints import Checkpoints
+from ctx_jax.training import checksums, loop
+from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, saved
 from ctx_jax.training.loop import Evaluator, Text, Training
-from ctx_jax.training.metrics import TIMES, Diverged, Meter, read_metrics
+from ctx_jax.training.metrics import TIMES, Diverged, Meter, Metrics, read_metrics
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, variables
-from ctx_jax.training.stopping import Interrupted
+from ctx_jax.training.stopping import Interrupted, Watch
 from tests.training.fakes import Forgetful, Model, Objective, Rows, Store, assert_equal, make_batch, prepared
 
 MESH = Mesh().build(jax.devices()[:1])
@@ -103,6 +104,82 @@ def test_a_finished_run_is_not_run_again(whole):
     before = (run / "metrics.jsonl").read_text()
     assert train(run) == result
     assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_finished_run_says_how_it_ended_whatever_became_of_its_metrics(whole, tmp_path):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    said = {**whole[1], "run": str(run)}
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-2]
+    (run / "metrics.jsonl").write_text("".join(kept))
+    assert train(run) == said
+    (run / "metrics.jsonl").unlink()
+    assert train(run) == said
+
+
+def test_of_an_older_checkpoint_the_metrics_say_it(whole, tmp_path):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    file = run / "checkpoints/6/record/metadata"
+    file.write_text(json.dumps({"experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True}))
+    checksums.write(run / "checkpoints/6")
+    assert train(run) == {**whole[1], "run": str(run)}
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-2]
+    (run / "metrics.jsonl").write_text("".join(kept))
+    with pytest.raises(ValueError, match=r"run is finished, but its metrics.jsonl does not say with what: evaluate"):
+        train(run)
+
+
+def test_metrics_are_on_disk_before_the_checkpoint_that_follows_from_them(tmp_path, monkeypatch):
+    order = []
+    write, settle, save = Metrics.write, Metrics.settle, Checkpoints.save
+    monkeypatch.setattr(Metrics, "write", lambda self, *line: [order.append(line[:2]), write(self, *line)])
+    monkeypatch.setattr(Metrics, "settle", lambda self: [order.append("settle"), settle(self)])
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: [order.append(step), save(self, step, *rest)])
+    train(tmp_path, training=replace(TRAINING, steps=2, checkpoint_every=1))
+    assert order == [("train", 1), "settle", 1, ("train", 2), ("evaluation", 2), "settle", 2]
+
+
+def test_each_thing_that_is_waited_for_before_the_first_step_has_its_own_time(tmp_path, monkeypatch):
+    at, told = Watch.at, []
+    monkeypatch.setattr(Watch, "at", lambda self, *what: [told.append(what), at(self, *what)])
+    training = replace(TRAINING, steps=2, evaluate_every=0, checkpoint_every=1)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1)
+        with pytest.raises(Interrupted):
+            train(tmp_path, training=training)
+    compiled = "the first step, which is compiled"
+    sums = (0, "the checksums of the newest checkpoint")
+    assert told[:4] == [sums, (0, "the first state"), (0, compiled), (1, "step 1")]
+    told.clear()
+    train(tmp_path, training=training)
+    assert told[:4] == [sums, (1, "the state of step 1"), (1, compiled), (2, "step 2")]
+
+
+def test_the_best_step_is_known_without_the_metrics(tmp_path, monkeypatch, capsys):
+    losses = {2: 1.0, 4: 3.0, 6: 2.0}
+    values = iter(losses.values())
+    monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"loss": next(values)})
+    training = replace(TRAINING, evaluate_every=2, checkpoint_every=0, keep=1, best="loss")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5)
+        with pytest.raises(Interrupted):
+            train(tmp_path, training=training)
+    assert saved(tmp_path) == [2, 5]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert train(tmp_path, training=training)["evaluation"] == {"loss": 2.0}
+    assert "metrics.jsonl has lost lines that it had at step 5" in capsys.readouterr().err
+    assert saved(tmp_path) == [2, 6]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert find_checkpoint(tmp_path, "best") == (tmp_path, 2)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_begins_again(whole, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        interrupt(patch, 3, error=RuntimeError("killed"))
+        with pytest.raises(RuntimeError, match="killed"):
+            train(tmp_path)
+    assert len(lines(tmp_path)) == 2 and not begun(tmp_path)
+    train(tmp_path)
+    assert lines(tmp_path) == lines(whole[0]) and "note" not in capsys.readouterr().err
 
 
 def test_interrupted_at_every_step_equals_never_stopped(whole, tmp_path, monkeypatch, capsys):
