@@ -134,23 +134,25 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_follows_from_them(tmp_pa
     monkeypatch.setattr(Metrics, "write", lambda self, *line: [order.append(line[:2]), write(self, *line)])
     monkeypatch.setattr(Metrics, "settle", lambda self: [order.append("settle"), settle(self)])
     monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: [order.append(step), save(self, step, *rest)])
-    train(tmp_path, training=replace(TRAINING, steps=2, checkpoint_every=1))
-    assert order == [("train", 1), "settle", 1, ("train", 2), ("evaluation", 2), "settle", 2]
+    train(tmp_path)
+    assert order == [
+        *(("train", step) for step in (1, 2, 3, 4)), ("evaluation", 4), "settle", 4,
+        ("train", 5), ("train", 6), ("evaluation", 6), "settle", 6,
+    ]  # fmt: skip
 
 
 def test_each_thing_that_is_waited_for_before_the_first_step_has_its_own_time(tmp_path, monkeypatch):
     at, told = Watch.at, []
     monkeypatch.setattr(Watch, "at", lambda self, *what: [told.append(what), at(self, *what)])
-    training = replace(TRAINING, steps=2, evaluate_every=0, checkpoint_every=1)
     with monkeypatch.context() as patch:
         interrupt(patch, 1)
         with pytest.raises(Interrupted):
-            train(tmp_path, training=training)
+            train(tmp_path)
     compiled = "the first step, which is compiled"
     sums = (0, "the checksums of the newest checkpoint")
     assert told[:4] == [sums, (0, "the first state"), (0, compiled), (1, "step 1")]
     told.clear()
-    train(tmp_path, training=training)
+    train(tmp_path)
     assert told[:4] == [sums, (1, "the state of step 1"), (1, compiled), (2, "step 2")]
 
 
@@ -172,16 +174,6 @@ def test_the_best_step_is_known_without_the_metrics(tmp_path, monkeypatch, capsy
     assert find_checkpoint(tmp_path, "best") == (tmp_path, 2)
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_again(whole, tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as patch:
-        interrupt(patch, 3, error=RuntimeError("killed"))
-        with pytest.raises(RuntimeError, match="killed"):
-            train(tmp_path)
-    assert len(lines(tmp_path)) == 2 and not begun(tmp_path)
-    train(tmp_path)
-    assert lines(tmp_path) == lines(whole[0]) and "note" not in capsys.readouterr().err
-
-
 def test_interrupted_at_every_step_equals_never_stopped(whole, tmp_path, monkeypatch, capsys):
     """Parameters, moments, memory, dropout, data and metrics, to the last bit."""
     interrupt(monkeypatch, 1, 2, 3, 4, 5)
@@ -197,15 +189,19 @@ def test_interrupted_at_every_step_equals_never_stopped(whole, tmp_path, monkeyp
     assert "goes on after step 5 of 6" in capsys.readouterr().err
 
 
-def test_killed_between_checkpoints_equals_never_stopped(whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt(patch, 6, error=RuntimeError("killed"))
-        with pytest.raises(RuntimeError, match="killed"):
-            train(tmp_path)
-    assert lines(tmp_path)[-1]["step"] == 5
+def test_killed_between_checkpoints_equals_never_stopped(whole, tmp_path, monkeypatch, capsys):
+    """Before the first, too: nothing stands in the way of beginning again."""
+    for step, checkpoints in ((3, []), (6, [4])):
+        with monkeypatch.context() as patch:
+            interrupt(patch, step, error=RuntimeError("killed"))
+            with pytest.raises(RuntimeError, match="killed"):
+                train(tmp_path)
+        assert lines(tmp_path)[-1]["step"] == step - 1 and saved(tmp_path) == checkpoints
+        assert begun(tmp_path) == bool(checkpoints)
     train(tmp_path)
     assert_equal(final(tmp_path), final(whole[0]))
     assert lines(tmp_path) == lines(whole[0])
+    assert "note" not in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_names_the_step_and_the_checkpoint(tmp_path):
