@@ -135,7 +135,7 @@ def test_a_run_folder_belongs_to_one_experiment(speeches: Path, folder: Path, tm
         with pytest.raises(ValueError, match=r"was saved at step 1, but no checkpoint is left in .*run/checkpoints"):
             runs.train(wanted, tmp_path / "run")
     (tmp_path / "run/checkpoints").touch()
-    with pytest.raises(NotADirectoryError, match="run/checkpoints"):
+    with pytest.raises(ValueError, match="run/checkpoints is no folder"):
         runs.train(experiment, tmp_path / "run")
     assert before == [(tmp_path / "run" / name).read_bytes() for name in ("metrics.jsonl", "experiment.json")]
     with pytest.raises(NotADirectoryError, match=r"experiment\.json"):

@@ -307,9 +307,11 @@ class Checkpoints:
 
 
 def saved(run: Path) -> list[int]:
-    """The steps in a run's folder, oldest first. Raises NotADirectoryError for what is no folder of checkpoints."""
+    """The steps in a run's folder, oldest first. Raises ValueError if something else has the place of their folder."""
     folder = run / FOLDER
-    names = [path.name for path in folder.iterdir() if path.is_dir()] if os.path.lexists(folder) else []
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder, nor a link to one that is there: put that back, or move it away")
+    names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if STEP.fullmatch(name))
 
 
@@ -327,8 +329,8 @@ def begun(run: Path) -> bool:
     steps = saved(run)
     if not steps and (step := latest_saved(run)) is not None:
         raise ValueError(
-            f"{run} was saved at step {step}, but no checkpoint is left in {run / FOLDER}: put them back, or move the "
-            "folder away, or choose another --run"
+            f"{run} was saved at step {step}, but no checkpoint is left in {run / FOLDER}: put it back, or begin anew, "
+            f"with another --run or after moving {run} away"
         )
     return bool(steps)
 

@@ -111,7 +111,7 @@ def test_a_run_whose_checkpoints_are_lost_is_not_begun_anew(runs: Path, capsys):
     assert capsys.readouterr().err == f"note: step 4 was saved, but is no longer in {run}/checkpoints: step 3 is used\n"
     for gone in ("checkpoints/3", "checkpoints"):
         shutil.rmtree(run / gone)
-        with pytest.raises(ValueError, match=rf"^{run} was saved at step 4, but no checkpoint is left in .*: put them"):
+        with pytest.raises(ValueError, match=rf"^{run} was saved at step 4, but no checkpoint is left in .*: put it"):
             begun(run)
     (run / "latest").unlink()
     assert not begun(run)
@@ -122,9 +122,8 @@ def test_what_is_no_folder_is_named(tmp_path: Path, make: Callable[[Path], None]
     """A file, or a link to a disk that is not there."""
     make(tmp_path / "checkpoints")
     for find_it in (begun, find_checkpoint):
-        with pytest.raises((NotADirectoryError, FileNotFoundError)) as caught:
+        with pytest.raises(ValueError, match=f"{tmp_path}/checkpoints is no folder, nor a link to one that is there"):
             find_it(tmp_path)
-        assert caught.value.filename == str(tmp_path / "checkpoints")
 
 
 def test_a_step_is_on_disk_before_it_has_its_name_and_then_its_name_is(tmp_path: Path, monkeypatch):
