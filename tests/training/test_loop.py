@@ -150,10 +150,10 @@ def test_each_thing_that_is_waited_for_before_the_first_step_has_its_own_time(tm
             train(tmp_path)
     compiled = "the first step, which is compiled"
     sums = (0, "the checksums of the newest checkpoint")
-    assert told[:4] == [sums, (0, "the first state"), (0, compiled), (1, "step 1")]
+    assert told[told.index(sums) :][:4] == [sums, (0, "the first state"), (0, compiled), (1, "step 1")]
     told.clear()
     train(tmp_path)
-    assert told[:4] == [sums, (1, "the state of step 1"), (1, compiled), (2, "step 2")]
+    assert told[told.index(sums) :][:4] == [sums, (1, "the state of step 1"), (1, compiled), (2, "step 2")]
 
 
 def test_the_best_step_is_known_without_the_metrics(tmp_path, monkeypatch, capsys):
