@@ -200,7 +200,7 @@ class Checkpoints:
         """What was saved beside the arrays."""
         self._manager.wait_until_finished()
         with self._whole(step):
-            return dict(json.loads((self.folder / str(step) / RECORD / FILE).read_text()))
+            return read_record(self.run, step)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The last line of evaluation that each step knows of; a step whose record is damaged knows of none."""
@@ -313,6 +313,11 @@ def saved(run: Path) -> list[int]:
         raise ValueError(f"{folder} is no folder, nor a link to one that is there: put that back, or move it away")
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if STEP.fullmatch(name))
+
+
+def read_record(run: Path, step: int) -> dict[str, Any]:
+    """What was saved beside a step's arrays. Raises OSError, ValueError or TypeError if it is damaged."""
+    return dict(json.loads((run / FOLDER / str(step) / RECORD / FILE).read_text()))
 
 
 def latest_saved(run: Path) -> int | None:
