@@ -38,14 +38,15 @@ def main() -> None:
             leave_together()
         # What libraries do at exit may fail once more, or wait for other hosts, and XLA's threads can crash an
         # interpreter that takes itself down while they compile.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):  # nobody may listen
+                stream.flush()
         os._exit(exit.code)
 
 
 def leave(number: int, _: object) -> None:
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    with contextlib.suppress(OSError):  # nobody may listen
+    with contextlib.suppress(OSError):
         os.write(2, f"error: stopped by {name}: give the same command again\n".encode())
     os._exit(CODES[signal.Signals(number)])
 

@@ -223,7 +223,8 @@ def first_line(error: BaseException) -> str:
 
 def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
-    print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
     sys.exit(code)
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NoReturn
 
 REQUEUE, INTERRUPTED, FAILED = 75, 130, 1
@@ -44,9 +44,13 @@ def end(message: str, code: int) -> NoReturn:
 
 
 def say(text: str) -> None:
-    """For people, if anybody listens: who has started this process may be gone."""
-    with suppress(OSError):
+    """For people, if anybody listens: who has started this process may be gone, and then nothing else is to fail
+    because it has something to say."""
+    try:
         os.write(2, text.encode())
+    except OSError:
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 @contextmanager

@@ -99,6 +99,38 @@ def test_what_a_killed_launcher_began_is_told_to_stop(tmp_path):
     until(lambda: log.read_text() == "begun\nerror: stopped by SIGTERM: give the same command again\n")
 
 
+DEAF = """
+import sys, types
+from contextlib import suppress
+from ctx_jax.signals import say
+
+def command():
+    say("first")
+    sys.stdin.readline()
+    for _ in range(2):
+        {}
+    raise SystemExit(7)
+
+sys.modules["ctx_jax.cli"] = types.SimpleNamespace(main=command)
+from ctx_jax.__main__ import main
+main()
+"""
+
+
+SPEAKS = "print('more', file=sys.stderr, flush=True)"
+
+
+@pytest.mark.parametrize("speaks", [f"say('more'); {SPEAKS}", f"with suppress(BrokenPipeError): {SPEAKS}"])
+def test_what_nobody_hears_changes_no_exit_code(speaks):
+    command = [sys.executable, "-c", DEAF.format(speaks)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stderr is not None and process.stdin is not None and process.stderr.read(5) == b"first"
+        process.stderr.close()
+        process.stdin.write(b"go on\n")
+        process.stdin.close()
+        assert process.wait(30) == 7
+
+
 def until(condition) -> None:
     deadline = time.monotonic() + 30
     while not condition():
