@@ -7,7 +7,7 @@ them)  report.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, named
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
+from ctx_jax.training.stopping import Watch
 
 
 def train(
@@ -55,20 +56,21 @@ def train(
     if continue_from is not None and (named(continue_from)[0] / IMPORTED).is_file():
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
-    claim(folder, experiment)
-    mesh = experiment.mesh.build()
-    check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
-    tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
-    tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
-    if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
-        tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
-    # What is wrong with the held-out text is known before anything is trained.
-    rows = experiment.evaluation_batch_size
-    experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
-    if len(set(gather(int(fingerprint(experiment), 16) >> 1))) > 1:  # and every host has looked into the folder
-        raise ValueError("the hosts were given different experiments: give all of them the same command and code")
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with Watch() as watch, ExitStack() as stack, watch.telling(stack):
+        claim(folder, experiment)
+        mesh = experiment.mesh.build()
+        check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
+        tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
+        tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
+        if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
+            tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
+        # What is wrong with the held-out text is known before anything is trained.
+        rows = experiment.evaluation_batch_size
+        experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
+        if len(set(gather(int(fingerprint(experiment), 16)))) > 1:  # and every host has looked into the folder
+            raise ValueError("the hosts were given different experiments: give all of them the same command and code")
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone(folder))
         if (folder / "experiment.json").is_file():
             claim(folder, experiment)  # another process may have had the folder till now
         if jax.process_index() == 0:
@@ -86,6 +88,7 @@ def train(
             training=experiment.training,
             run=folder,
             experiment=to_json(experiment),
+            watch=watch,
             continue_from=continue_from,
             start_from=start_from,
         )

@@ -20,13 +20,13 @@ from ctx_jax import runs
 from ctx_jax.data import locked
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
+from ctx_jax.signals import Interrupted
 from ctx_jax.text import open_text
 from ctx_jax.training.checkpoints import Checkpoints
 from ctx_jax.training.loop import Training
 from ctx_jax.training.metrics import Meter
 from ctx_jax.training.state import abstract_state
 from ctx_jax.training.step import prepared_shapes
-from ctx_jax.training.stopping import Interrupted
 from launch.sweep import is_locked
 from tests.tiny import STEPS, smaller
 

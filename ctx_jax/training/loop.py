@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +17,14 @@ from ctx_jax.data.loader import Loader
 from ctx_jax.evaluation.perplexity import accumulate, measure
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
+from ctx_jax.signals import Interrupted, Preempted
 from ctx_jax.training.checkpoints import METRICS, Checkpoints, find_checkpoint
 from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
 from ctx_jax.training.optimizers import OptimizerConfig
 from ctx_jax.training.retention import scores
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
-from ctx_jax.training.stopping import SIGINT, Interrupted, Preempted, Stop, Watch
+from ctx_jax.training.stopping import Stop, Watch
 
 MOST = {"steps": 2**31 - 1, "seed": 2**32 - 1}
 """The largest values that steps are counted in, and that random keys tell apart."""
@@ -93,6 +95,7 @@ def train(
     training: Training,
     run: Path,
     experiment: dict[str, Any],
+    watch: Watch,
     evaluation_batch_size: int | None = None,
     continue_from: Path | None = None,
     start_from: Path | None = None,
@@ -103,6 +106,7 @@ def train(
         model: an unbound module.
         run: the run's folder.
         experiment: the resolved experiment as JSON, kept in each checkpoint.
+        watch: entered; it is told what is being done, and `training.timeout`.
         evaluation_batch_size: rows of a batch of the evaluation text; None = `batch_size`.
         continue_from: a run or checkpoint whose parameters, optimizer and step a new run takes over; its reader starts
             anew and its memory empty (BERT's second phase).
@@ -120,7 +124,9 @@ def train(
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
     abstract = abstract_state(model, built, shapes, mesh)
     run.mkdir(parents=True, exist_ok=True)
-    with Watch(training.timeout) as watch, ExitStack() as stack, watch.telling(stack):
+    watch.timeout = training.timeout
+    watch.at(0, "start")
+    with ExitStack() as stack, watch.telling(stack):
         checkpoints = stack.enter_context(Checkpoints(run, training.keep, training.keep_every))
         watch.at(0, "the checksums of the newest checkpoint")
         latest = checkpoints.newest_whole()

@@ -12,6 +12,7 @@ import jax
 import pytest
 
 from ctx_jax.parallel.mesh import Mesh
+from ctx_jax.signals import Interrupted
 from ctx_jax.training import checksums, loop
 from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, saved
 from ctx_jax.training.loop import Evaluator, Text, Training
@@ -19,7 +20,7 @@ from ctx_jax.training.metrics import TIMES, Diverged, Meter, Metrics, read_metri
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, variables
-from ctx_jax.training.stopping import Interrupted, Watch
+from ctx_jax.training.stopping import Watch
 from tests.training.fakes import Forgetful, Model, Objective, Rows, Store, assert_equal, make_batch, prepared
 
 MESH = Mesh().build(jax.devices()[:1])
@@ -39,7 +40,8 @@ PIECES = {
 
 
 def train(run, **changes):
-    return loop.train(**{**PIECES, "run": run, **changes})
+    with Watch() as watch:
+        return loop.train(**{**PIECES, "run": run, "watch": watch, **changes})
 
 
 def final(run, step=6, model=PIECES["model"]):
