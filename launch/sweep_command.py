@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ctx_jax import experiment
 from ctx_jax.data import write_durably
-from ctx_jax.training.stopping import Interrupted, Preempted
+from ctx_jax.signals import Interrupted, Preempted
 from launch import local, slurm
 from launch.command import output_of, program, tell, with_input
 from launch.slurm import Slurm
@@ -119,9 +119,9 @@ def here(plans: Sequence[Planned], commands: Sequence[Sequence[str]], jobs: int,
                         running[slot] = plan, processes[-1], time.monotonic()
                         tell(f"{plan.name}: begun")
                 for slot, (plan, process, since) in list(running.items()):
-                    if (code := process.poll()) is not None:
-                        (plan.folder / "exit_code").write_text(str(code if code >= 0 else 128 - code))
-                        said = "" if code == 0 else f": {last_line(plan.folder / LOG)}"
+                    if process.poll() is not None:
+                        (plan.folder / "exit_code").write_text(str(local.code_of(process, came)))
+                        said = "" if process.returncode == 0 else f": {last_line(plan.folder / LOG)}"
                         tell(f"{plan.name}: {plan.state} after {time.monotonic() - since:.0f} s{said}")
                         del running[slot]
                 time.sleep(local.POLL)
