@@ -152,8 +152,17 @@ class Planned(NamedTuple):
         try:
             code = int((self.folder / "exit_code").read_text())
         except (OSError, ValueError):
-            return "unfinished" if begun(self.folder) else "waiting"
+            return "failed" if self.lost else "unfinished" if begun(self.folder) else "waiting"
         return "finished" if code == 0 else "unfinished" if code in GOES_ON else "failed"
+
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot go on, in one line, if its checkpoints are lost."""
+        try:
+            begun(self.folder)
+        except ValueError as error:
+            return str(error)
+        return None
 
     @property
     def ended(self) -> dict[str, Any]:
@@ -242,14 +251,11 @@ def described(value: Any) -> str:
 
 
 def records(plans: Sequence[Planned]) -> list[dict[str, Any]]:
-    """{"name", "fingerprint", "state", "run"} of each run, and what it gave back."""
-    return [
-        {
-            "name": plan.name,
-            "fingerprint": plan.fingerprint,
-            "state": plan.state,
-            **plan.result,
-            "run": str(plan.folder),
-        }
-        for plan in plans
-    ]
+    """{"name", "fingerprint", "state", "run"} of each run, and what it gave back, or the "error" that lost it."""
+    found = []
+    for plan in plans:
+        state = plan.state
+        error = {"error": plan.lost} if state == "failed" and plan.lost else {}
+        about = {"name": plan.name, "fingerprint": plan.fingerprint, "state": state}
+        found.append({**about, **plan.result, **error, "run": str(plan.folder)})
+    return found

@@ -85,6 +85,9 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / RESULTS, "".join(json.dumps(record) + "\n" for record in found))
     show(found, Console(stderr=True))
+    for record in found:
+        if "error" in record:
+            tell(f"{record['name']}: {record['error']}")
     states = [record["state"] for record in found]
     if came:
         kind = Interrupted if came[0] == signal.SIGINT else Preempted
@@ -94,7 +97,7 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
         remedy = "--retry-failed runs it again" if bad["state"] == "failed" else "the same command goes on"
         raise ChildProcessError(
             f"{len(states) - states.count('finished')} of {len(states)} runs are not finished; {bad['name']}: "
-            f"{last_line(Path(bad['run']) / LOG) or bad['state']}; {remedy}"
+            f"{bad.get('error') or last_line(Path(bad['run']) / LOG) or bad['state']}; {remedy}"
         )
     counts = {"finished": states.count("finished"), "failed": states.count("failed")}
     return {"sweep": str(folder), **counts, "left": len(states) - sum(counts.values()), **launched, "results": found}

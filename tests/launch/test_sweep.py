@@ -202,15 +202,9 @@ def test_finished_runs_are_left_out_and_failed_ones_retried_on_request(file, beh
     folder, plans = planned("mine.py:rates")
     assert [plan.state for plan in plans] == ["finished", "failed"] * 2 and starts(plans) == [1, 1, 1, 1]
     recorded = [json.loads(line) for line in (folder / RESULTS).read_text().splitlines()]
-    assert recorded[0] == {
-        "name": "rate=0.001,seed=0",
-        "fingerprint": plans[0].fingerprint,
-        "state": "finished",
-        "run": str(plans[0].folder),
-        "step": 600,
-        "loss": 3.0,
-        "evaluation": {"loss": 4.0},
-    }
+    about = {"name": "rate=0.001,seed=0", "fingerprint": plans[0].fingerprint, "state": "finished"}
+    values = {"step": 600, "loss": 3.0, "evaluation": {"loss": 4.0}, "run": str(plans[0].folder)}
+    assert recorded[0] == {**about, **values}
     assert recorded[1]["state"] == "failed" and "loss" not in recorded[1]
     assert [load(plan.folder / "experiment.json") for plan in plans] == [plan.experiment for plan in plans]
 
@@ -327,6 +321,21 @@ def test_what_another_launcher_has_finished_is_left_out(file, tiny, capsys):
         assert others[0].state == "running"
     (plan.folder / "exit_code").write_text("1")  # of an earlier attempt
     assert plan.state == "finished"
+
+
+def test_a_run_whose_checkpoints_are_lost_has_failed_and_the_others_go_on(file, behaviour, capsys):
+    _, (plan, *others) = planned("mine.py:rates")
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "latest").write_text("7")
+    with pytest.raises(ChildProcessError, match=r"1 of 4 .*seed=0: .* was saved at step 7, but no checkpoint is left"):
+        sweep_command.run("mine.py:rates", Sweep())
+    assert [each.state for each in (plan, *others)] == ["failed", *["finished"] * 3] and starts(others) == [1, 1, 1]
+    result = sweep_command.run("mine.py:rates", Sweep(launcher="print"))
+    assert (result["failed"], result["left"], result["commands"]) == (1, 0, [])
+    assert "was saved at step 7" in result["results"][0]["error"] and "error" not in result["results"][1]
+    assert capsys.readouterr().err.count("rate=0.001,seed=0: runs/sweeps") == 2
+    (plan.folder / "exit_code").write_text("0")  # what is finished needs no checkpoint
+    assert "error" not in sweep_command.run("mine.py:rates", Sweep())["results"][0]
 
 
 @pytest.mark.parametrize("text", ["", "3\n", "[1]\n", "null\n", "{\n"])
