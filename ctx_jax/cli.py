@@ -26,12 +26,16 @@ from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type,
 from ctx_jax.parallel.hosts import start_hosts
 from ctx_jax.progress import speaks
 from ctx_jax.serialization import nearest
+from ctx_jax.signals import INTERRUPTED, REQUEUE, Interrupted, Preempted
 from ctx_jax.text import local
 from ctx_jax.training.metrics import Diverged
-from ctx_jax.training.stopping import INTERRUPTED, REQUEUE, Interrupted, Preempted, preempted_in_preparation
+from ctx_jax.training.stopping import ended_by_notice
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """Errors of the system that are the user's; others (a full disk) are failures of the run."""
+
+SHORT_OF_MEMORY = ("resource_exhausted", "out of memory", "out_of_memory")
+"""What JAX says of a device whose memory is full."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         command, rest = named_command(words)
         # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
-        with contextlib.nullcontext() if is_help(rest) else contextlib.redirect_stdout(sys.stderr):
+        output = contextlib.nullcontext() if is_help(rest) else contextlib.redirect_stdout(sys.stderr)
+        with output, ended_by_notice():
             result = COMMANDS[command](rest)
         if speaks():
             print(json.dumps(result), flush=True)
@@ -201,11 +206,13 @@ def explained(error: BaseException) -> tuple[str, int]:
         case OSError():
             return first_line(error), 1
         case jax.errors.JaxRuntimeError() | MemoryError():
-            return (
-                f"the device gave up: {first_line(error)}; where memory is short, choose a smaller batch, more "
-                "training.accumulation or model.remat",
-                1,
+            short = isinstance(error, MemoryError) or any(words in str(error).lower() for words in SHORT_OF_MEMORY)
+            remedy = (
+                "choose a smaller batch, more training.accumulation or model.remat"
+                if short
+                else "the same command goes on from the last checkpoint"
             )
+            return f"{'memory is short' if short else 'the devices gave up'}: {first_line(error)}; {remedy}", 1
         case _:
             return f"unexpected {type(error).__name__}: {first_line(error)}; --debug shows where", 1
 
@@ -216,7 +223,8 @@ def first_line(error: BaseException) -> str:
 
 def fail(message: object, code: int) -> NoReturn:
     """One line on stderr, and out."""
-    print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
+    with contextlib.suppress(BrokenPipeError):
+        print("error: " + " ".join(str(message).split()), file=sys.stderr, flush=True)
     sys.exit(code)
 
 
@@ -225,9 +233,8 @@ def train(arguments: list[str]) -> Any:
 
     experiment, rest = with_experiment("train", arguments)
     chosen = parse(Train(experiment), rest, f"ctx_jax train {arguments[0]}", TEXT)
-    with preempted_in_preparation():
-        start_hosts(chosen.coordinator, chosen.processes, chosen.process)
-        return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
+    start_hosts(chosen.coordinator, chosen.processes, chosen.process)
+    return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
 
 
 def evaluate(arguments: list[str]) -> Any:

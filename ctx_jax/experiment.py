@@ -6,12 +6,10 @@ experiment is written to its run folder as JSON, and a run starts again from tha
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import inspect
 import json
 import math
-import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -31,17 +29,8 @@ from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.serialization import from_json, leaves, nearest, to_json
 from ctx_jax.training.loop import Training
 
-NOT_IDENTITY = re.compile(
-    r"name|mesh(\..*)?|data\.(folder|local_folder|workers)"
-    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|timeout)"
-)
-"""Fields that do not change what a run computes: left out of the fingerprint."""
-
 TOKENIZER = "tokenizer"
 """The folder of its tokenizer in a run's folder."""
-
-PLACE = re.compile(r"data\.corpus\.(.*\.)?(path|validation|test|data_dir)|data\.tokenizer\.path")
-"""Fields that say where something is."""
 
 PARTS = (
     ("data.corpus", "passages", "data/corpora.py"),
@@ -162,32 +151,6 @@ def options(experiment: Any) -> list[str]:
         parent, dot, last = name.rpartition(".")
         names += [name, f"{parent}{dot}no_{last}"] if isinstance(value, bool) else [name]
     return ["--" + name.replace("_", "-") for name in names]
-
-
-def identity(experiment: Experiment) -> dict[str, Any]:
-    """The fields that decide what the run computes, as its file gives them back. Mesh, cadences and folders are left
-    out; of a text's or tokenizer's place, all but its name, since the run folder says what it holds."""
-    return {
-        name: Path(value).name if PLACE.fullmatch(name) and isinstance(value, str) else value
-        for name, value in leaves(from_json(to_json(experiment)))
-        if not NOT_IDENTITY.fullmatch(name)
-    }
-
-
-def fingerprint(experiment: Experiment) -> str:
-    """Eight hex digits of the identity."""
-    fields = [(name, repr(value)) for name, value in identity(experiment).items()]
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:8]
-
-
-def differences(a: Experiment, b: Experiment) -> list[str]:
-    """ "field: value in a -> value in b" for every field that belongs to the identity and differs."""
-    left, right = identity(a), identity(b)
-    return [
-        f"{name}: {left.get(name, 'absent')} -> {right.get(name, 'absent')}"
-        for name in {**left, **right}
-        if repr(left.get(name)) != repr(right.get(name))
-    ]
 
 
 def save(experiment: Experiment, path: Path) -> None:

@@ -1,13 +1,13 @@
 """What is done with an experiment and with the run folder that comes of it: train, evaluate, generate.
 
-RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoard events  checkpoints/  report.html
+RUN/experiment.json (from which the run starts again)  metrics.jsonl  TensorBoard events  checkpoints/  latest (of
+them)  report.html
 """
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Reader, Variables
+from ctx_jax.data import hold
 from ctx_jax.data.corpora import Corpus, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
-from ctx_jax.experiment import Experiment, differences, fingerprint, load, save
+from ctx_jax.experiment import Experiment, load, save
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
@@ -34,6 +36,7 @@ from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, named
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
+from ctx_jax.training.stopping import Watch
 
 
 def train(
@@ -53,20 +56,21 @@ def train(
     if continue_from is not None and (named(continue_from)[0] / IMPORTED).is_file():
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
-    claim(folder, experiment)
-    mesh = experiment.mesh.build()
-    check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
-    tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
-    tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
-    if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
-        tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
-    # What is wrong with the held-out text is known before anything is trained.
-    rows = experiment.evaluation_batch_size
-    experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
-    if len(set(gather(int(fingerprint(experiment), 16) >> 1))) > 1:  # and every host has looked into the folder
-        raise ValueError("the hosts were given different experiments: give all of them the same command and code")
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with Watch() as watch, ExitStack() as stack, watch.telling(stack):
+        claim(folder, experiment)
+        mesh = experiment.mesh.build()
+        check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
+        tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
+        tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
+        if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
+            tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
+        # What is wrong with the held-out text is known before anything is trained.
+        rows = experiment.evaluation_batch_size
+        experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
+        if len(set(gather(int(fingerprint(experiment), 16)))) > 1:  # and every host has looked into the folder
+            raise ValueError("the hosts were given different experiments: give all of them the same command and code")
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone(folder))
         if (folder / "experiment.json").is_file():
             claim(folder, experiment)  # another process may have had the folder till now
         if jax.process_index() == 0:
@@ -84,6 +88,7 @@ def train(
             training=experiment.training,
             run=folder,
             experiment=to_json(experiment),
+            watch=watch,
             continue_from=continue_from,
             start_from=start_from,
         )
@@ -114,7 +119,7 @@ def alone(folder: Path) -> Iterator[None]:
         return
     with (folder / ".lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(lock, wait=False)
         except BlockingIOError:
             raise ValueError(
                 f"{folder} is being trained by another process: wait for it or choose another --run"
@@ -123,7 +128,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def claim(folder: Path, experiment: Experiment) -> None:
-    """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun."""
+    """Raises ValueError if the folder holds anything but a run of this experiment, or one that was never begun; what
+    may still be lost of a run is left as it is."""
     file = folder / "experiment.json"
     if (folder / IMPORTED).is_file():
         raise ValueError(f"{folder} holds an imported model: train from it into another folder, --from {folder} --run")
@@ -136,7 +142,12 @@ def claim(folder: Path, experiment: Experiment) -> None:
                 f"{folder} holds a run of another experiment ({'; '.join(changed[:3])}): choose another --run, "
                 f"or begin a new one from it with --continue {folder} or --from {folder}"
             )
-    elif folder.is_dir() and any(folder.iterdir()):
+    elif begun(folder):
+        raise ValueError(
+            f"{folder} has lost its experiment.json: put it back (the record of each checkpoint holds it), or choose "
+            "another --run"
+        )
+    elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run: choose another --run")
 
 

@@ -87,13 +87,13 @@ def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
     """Puts the tokenizer into the run folder, and which text it is.
 
     Raises ValueError if the run was begun with another text or tokenizer; tells of another sentence splitter, which
-    matters to readers of sentences alone.
+    matters to readers of sentences alone, and if it is lost what the text was.
     """
     about = {split: corpus.fingerprint(split) for split in get_args(Split)}
     about |= {"tokenizer": tokenizer.fingerprint, "splitter": store.splitter}
     file = run / ABOUT
     if file.is_file() and begun(run):
-        began = json.loads(file.read_text())
+        began = begun_with(run)
         changed = {name: f"{began[name]} -> {value}" for name, value in about.items() if began[name] != value}
         if splitter := changed.pop("splitter", None):
             tell(f"note: sentences are found by another library than when {run} was begun: {splitter}")
@@ -104,6 +104,8 @@ def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
                 f"--continue {run} or --from {run}"
             )
     elif speaks():
+        if begun(run):
+            tell(f"note: {run} has lost {ABOUT}, which says what text it was begun with: it goes on with this one")
         if tokenizer.folder != run / TOKENIZER:
             shutil.rmtree(run / TOKENIZER, ignore_errors=True)  # of a run that was never begun
             with building(run / TOKENIZER) as partial:
@@ -112,12 +114,25 @@ def keep(run: Path, tokenizer: Tokenizer, corpus: Corpus, store: Store) -> None:
         write_durably(file, json.dumps(about, indent=1) + "\n")
 
 
+def begun_with(run: Path) -> dict[str, Any]:
+    """What `keep` wrote of a run's text. Raises ValueError if it is damaged."""
+    try:
+        said = json.loads((run / ABOUT).read_text())
+        return {name: said[name] for name in (*get_args(Split), "tokenizer", "splitter")}
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{run / ABOUT} is damaged, and does not say what text the run was begun with: put it back, or remove it "
+            "if the text is the same"
+        ) from None
+
+
 def check_text(run: Path, store: Store) -> None:
     """Raises ValueError if this split of the run's text is not what it was when the run was begun: what is held out now
-    may have been trained on."""
+    may have been trained on. Tells if it is lost what it was."""
     if not (run / ABOUT).is_file():
+        tell(f"note: {run} has lost {ABOUT}: whether its text has changed since it was begun is not known")
         return
-    began = json.loads((run / ABOUT).read_text())[store.split]
+    began = begun_with(run)[store.split]
     if began != store.corpus:
         raise ValueError(
             f"the text of {run} has changed since it was begun ({store.split} {began} -> {store.corpus}), and may have "

@@ -8,19 +8,27 @@ A command is a list of words from the first to the last; it becomes text only wh
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NoReturn, TypeVar
 
-from ctx_jax.cli import explained, fail, named_command
-from ctx_jax.options import UsageError, is_help, parse_type
+from ctx_jax.__main__ import CODES, leave
+from ctx_jax.signals import NOTICES, Preempted, called
 
 T = TypeVar("T")
+
+LONGEST = 500
+"""Characters of what is repeated of another program's complaint."""
 
 
 def parsed(kind: type[T], arguments: Sequence[str], program: str) -> tuple[T, list[str]]:
     """The launcher's options before `--`, and the command of ctx_jax after it. Raises UsageError."""
+    from ctx_jax.cli import named_command
+    from ctx_jax.options import UsageError, is_help, parse_type
+
     own = list(arguments)
     words: list[str] = []
     if "--" in own:
@@ -54,19 +62,34 @@ def output_of(command: Sequence[str], text: str | None = None) -> str:
     except FileNotFoundError:
         raise ChildProcessError(f"there is no program {command[0]!r} here: install it, or give --dry-run") from None
     if done.returncode:
-        raise ChildProcessError(
-            f"{shlex.join(command[:4])} failed (exit code {done.returncode}): {done.stderr.strip()}"
-        )
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        tell("\n".join(said[:-1]))
+        words = shlex.join(takewhile(lambda word: not word.startswith("-"), command))
+        reason = said[-1].strip()[:LONGEST] if said else "it said nothing"
+        raise ChildProcessError(f"{words} failed (exit code {done.returncode}): {reason}")
     return done.stdout.strip()
 
 
 def tell(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
+    """Lines for people, if there are any."""
+    if text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def run(launcher: Callable[[list[str]], int]) -> NoReturn:
-    """Runs a launcher on the command line and exits with its code; what is wrong is one line, as in the commands."""
+    """Runs a launcher on the command line and exits with its code; what is wrong is one line, as in the commands. What
+    asks it to end lets it clean up."""
+    for number in CODES:
+        signal.signal(number, leave)
+    from ctx_jax.cli import explained, fail  # takes a while
+
+    def stop(number: int, _: object) -> None:
+        raise Preempted(f"stopped by {called(number)}: give the same command again")
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (*NOTICES, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         sys.exit(launcher(sys.argv[1:]))
     except (Exception, KeyboardInterrupt) as error:

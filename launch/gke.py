@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctx_jax.training.stopping import REQUEUE
+from ctx_jax.signals import REQUEUE
 from launch.command import output_of, parsed, program, run
 
 SLICE = "slice"
@@ -64,9 +64,9 @@ class Gke:
             raise ValueError(f"--name {self.name!r}: choose lower-case letters, digits and dashes, {longest} at most")
         if not re.fullmatch(r"\d+x\d+(x\d+)?", self.topology):
             raise ValueError(f"--topology {self.topology!r}: write the chips of each side, as 4x4 or 2x2x4")
-        for name in ("chips", "slices"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: choose 1 or more")
+        for name, least in (("chips", 1), ("slices", 1), ("restarts", 0), ("grace", 0)):
+            if (number := getattr(self, name)) < least:
+                raise ValueError(f"--{name} {number}: choose {least} or more")
         count = math.prod(map(int, self.topology.split("x")))
         if count % self.chips or not count:
             raise ValueError(

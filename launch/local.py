@@ -21,7 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ctx_jax.training.stopping import REQUEUE
+from ctx_jax.__main__ import LAUNCHER
+from ctx_jax.signals import REQUEUE, exit_code
 from launch.command import parsed, program, run
 
 FORWARDED = {
@@ -102,10 +103,11 @@ def free_port() -> int:
 def start(
     command: Sequence[str], environment: dict[str, str], stdout: int | IO[bytes] | None, stderr: int | IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
-    """The command as a process out of reach of the terminal's Ctrl-C, which `forwarding` passes on once."""
+    """The command as a process out of reach of the terminal's Ctrl-C, which `forwarding` passes on once; a command of
+    ctx_jax is told to stop if this process is killed."""
     return subprocess.Popen(
         command,
-        env={**os.environ, **environment},
+        env={**os.environ, LAUNCHER: str(os.getpid()), **environment},
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -125,6 +127,7 @@ def forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             if process.poll() is None:
                 process.send_signal(FORWARDED[signal.Signals(number)])
 
+    descriptor = signal.set_wakeup_fd(-1)  # of a thread that would answer them
     heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, forward) for number in heard}
     try:
@@ -132,6 +135,16 @@ def forwarding(processes: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(descriptor)
+
+
+def code_of(process: subprocess.Popen[bytes], came: Sequence[int]) -> int:
+    """The exit code of a process that has ended, as a shell's (128 + n: signal n). One that a signal of those passed on
+    has ended before it could answer had begun nothing, and is to be begun again."""
+    number = -process.returncode
+    if number in [int(FORWARDED[signal.Signals(each)]) for each in came]:
+        return exit_code(number)
+    return 128 + number if number > 0 else -number
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -220,8 +233,7 @@ def together(command: Sequence[str], environments: Sequence[dict[str, str]], gra
                 copy.join()
     if bad is None:
         return 0, came
-    code = processes[bad].returncode
-    code = code if code >= 0 else 128 - code
+    code = code_of(processes[bad], came)
     why = "was preempted" if code == REQUEUE else f"ended with exit code {code}, and so all do"
     said = f"; its last line: {voices[bad].last}" if voices[bad].last else ""
     with suppress(BrokenPipeError):
@@ -235,12 +247,25 @@ def failed(processes: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def shown(command: Sequence[str], environments: Sequence[dict[str, str]]) -> str:
-    """The same as lines of a shell."""
+    """The same as lines of bash, which end with the same exit code."""
     lines = [
-        shlex.join(["env", *(f"{name}={value}" for name, value in environment.items()), *command]) + " &"
+        shlex.join(["env", *(f"{name}={value}" for name, value in environment.items()), *command]) + ' & pids+=" $! "'
         for environment in environments
     ]
-    return "\n".join([*lines, "wait"])
+    return "\n".join(["(", *lines, TOGETHER, ")"])
+
+
+TOGETHER = f"""while [ "$pids" ]; do
+  for pid in $pids; do
+    kill -0 $pid 2>/dev/null && continue
+    pids=${{pids/ $pid /}}
+    wait $pid || {{ code=$?; [ $code = {REQUEUE} ] || kill $pids 2>/dev/null; break 2; }}
+  done
+  sleep {POLL}
+done
+wait
+exit ${{code:-0}}"""
+"""What `together` does, in bash."""
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctx_jax.training.stopping import REQUEUE
+from ctx_jax.signals import REQUEUE
 from launch.command import output_of, parsed, program, run, with_input
 
 
@@ -106,7 +106,8 @@ def script(options: Slurm, commands: Sequence[Sequence[str]], records: Sequence[
         f'srun --kill-on-bad-exit=0 --wait=60 "$@"{into}',
         "code=$?",
         after,
-        f"if [ $code = {REQUEUE} ] && [ ${{SLURM_RESTART_COUNT:-0}} -lt {options.requeues} ]; then",
+        "# 138 and 143: the signal came before the command could answer it.",
+        f"if [[ $code =~ ^({REQUEUE}|138|143)$ ]] && [ ${{SLURM_RESTART_COUNT:-0}} -lt {options.requeues} ]; then",
         "  # A job that was cancelled does not run any more, and stays cancelled.",
         "  case $(squeue --noheader --format=%T/%r --jobs=$SLURM_JOB_ID) in",
         "    RUNNING/* | */TimeLimit) scontrol requeue $SLURM_JOB_ID ;;",

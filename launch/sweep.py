@@ -19,16 +19,21 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ctx_jax.experiment import Experiment, called, fingerprint
+from ctx_jax.data import UNSUPPORTED
+from ctx_jax.experiment import Experiment, called
+from ctx_jax.identity import fingerprint
 from ctx_jax.serialization import from_json, nearest, to_json
-from ctx_jax.training.stopping import INTERRUPTED, REQUEUE
+from ctx_jax.signals import INTERRUPTED, REQUEUE
+from ctx_jax.training.checkpoints import METRICS, begun, read_record, saved
+from ctx_jax.training.metrics import summary
 
 LONGEST = 150
-"""Characters of a name; the fingerprint behind it tells longer ones apart."""
+"""Bytes of a name (a folder's has 255); the fingerprint behind it tells longer ones apart."""
 
 
 class Variant(NamedTuple):
@@ -86,6 +91,8 @@ def variants(base: Base) -> list[Variant]:
 
 def checked(fields: Values) -> dict[str, tuple[Any, ...]]:
     """The values of each field as a tuple. Raises ValueError if there are none."""
+    if not isinstance(fields, Mapping) or not all(isinstance(field, str) for field in fields):
+        raise ValueError(f"the fields are {fields!r}: give a dict of dotted fields and their values, {{field: values}}")
     for field, values in fields.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise ValueError(f"{field}: {values!r} is one value: give several, as a tuple")
@@ -138,20 +145,42 @@ class Planned(NamedTuple):
     def state(self) -> str:
         """finished, failed, running (under another command), unfinished (it goes on when it is started again) or
         waiting."""
+        if is_locked(self.folder):
+            return "running"
+        if self.ended:
+            return "finished"
         try:
             code = int((self.folder / "exit_code").read_text())
         except (OSError, ValueError):
-            begun = (self.folder / "experiment.json").is_file()
-            return "running" if is_locked(self.folder) else "unfinished" if begun else "waiting"
+            return "failed" if self.lost else "unfinished" if begun(self.folder) else "waiting"
         return "finished" if code == 0 else "unfinished" if code in GOES_ON else "failed"
+
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot go on, in one line, if its checkpoints are lost."""
+        try:
+            begun(self.folder)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    @property
+    def ended(self) -> dict[str, Any]:
+        """What the run itself says in its folder, whoever started it; nothing before its end."""
+        steps = self.experiment.training.steps
+        with suppress(OSError, ValueError, TypeError):  # its checkpoint is damaged, or its metrics
+            if max(saved(self.folder), default=0) >= steps:
+                return summary(self.folder, steps, read_record(self.folder, steps).get(METRICS))
+        return {}
 
     @property
     def result(self) -> dict[str, Any]:
         """What the run gave back; nothing if it has not."""
         try:
-            return json.loads((self.folder / "result.json").read_text().splitlines()[-1])
+            found = json.loads((self.folder / "result.json").read_text().splitlines()[-1])
         except (OSError, ValueError, IndexError):
-            return {}
+            return self.ended
+        return found if isinstance(found, dict) else self.ended
 
 
 def is_locked(folder: Path) -> bool:
@@ -163,6 +192,9 @@ def is_locked(folder: Path) -> bool:
         return False
     except BlockingIOError:
         return True
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
     return False
 
 
@@ -197,7 +229,7 @@ def called_by(variant: Variant) -> str:
         return variant.experiment.name
     changes = dict(variant.changes)
     text = ",".join(f"{ending(field, changes)}={described(value)}" for field, value in changes.items())
-    return text[:LONGEST].rstrip(",=.-")
+    return text.encode()[:LONGEST].decode(errors="ignore").rstrip(",=.-")
 
 
 def ending(field: str, fields: Iterable[str]) -> str:
@@ -219,14 +251,11 @@ def described(value: Any) -> str:
 
 
 def records(plans: Sequence[Planned]) -> list[dict[str, Any]]:
-    """{"name", "fingerprint", "state", "run"} of each run, and what it gave back."""
-    return [
-        {
-            "name": plan.name,
-            "fingerprint": plan.fingerprint,
-            "state": plan.state,
-            **plan.result,
-            "run": str(plan.folder),
-        }
-        for plan in plans
-    ]
+    """{"name", "fingerprint", "state", "run"} of each run, and what it gave back, or the "error" that lost it."""
+    found = []
+    for plan in plans:
+        state = plan.state
+        error = {"error": plan.lost} if state == "failed" and plan.lost else {}
+        about = {"name": plan.name, "fingerprint": plan.fingerprint, "state": state}
+        found.append({**about, **plan.result, **error, "run": str(plan.folder)})
+    return found

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ctx_jax import experiment
 from ctx_jax.data import write_durably
-from ctx_jax.training.stopping import Interrupted, Preempted
+from ctx_jax.signals import Interrupted, Preempted
 from launch import local, slurm
 from launch.command import output_of, program, tell, with_input
 from launch.slurm import Slurm
@@ -85,6 +85,9 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / RESULTS, "".join(json.dumps(record) + "\n" for record in found))
     show(found, Console(stderr=True))
+    for record in found:
+        if "error" in record:
+            tell(f"{record['name']}: {record['error']}")
     states = [record["state"] for record in found]
     if came:
         kind = Interrupted if came[0] == signal.SIGINT else Preempted
@@ -94,7 +97,7 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
         remedy = "--retry-failed runs it again" if bad["state"] == "failed" else "the same command goes on"
         raise ChildProcessError(
             f"{len(states) - states.count('finished')} of {len(states)} runs are not finished; {bad['name']}: "
-            f"{last_line(Path(bad['run']) / LOG) or bad['state']}; {remedy}"
+            f"{bad.get('error') or last_line(Path(bad['run']) / LOG) or bad['state']}; {remedy}"
         )
     counts = {"finished": states.count("finished"), "failed": states.count("failed")}
     return {"sweep": str(folder), **counts, "left": len(states) - sum(counts.values()), **launched, "results": found}
@@ -119,9 +122,9 @@ def here(plans: Sequence[Planned], commands: Sequence[Sequence[str]], jobs: int,
                         running[slot] = plan, processes[-1], time.monotonic()
                         tell(f"{plan.name}: begun")
                 for slot, (plan, process, since) in list(running.items()):
-                    if (code := process.poll()) is not None:
-                        (plan.folder / "exit_code").write_text(str(code if code >= 0 else 128 - code))
-                        said = "" if code == 0 else f": {last_line(plan.folder / LOG)}"
+                    if process.poll() is not None:
+                        (plan.folder / "exit_code").write_text(str(local.code_of(process, came)))
+                        said = "" if process.returncode == 0 else f": {last_line(plan.folder / LOG)}"
                         tell(f"{plan.name}: {plan.state} after {time.monotonic() - since:.0f} s{said}")
                         del running[slot]
                 time.sleep(local.POLL)

@@ -12,24 +12,23 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctx_jax.training.stopping import REQUEUE
+from ctx_jax.signals import REQUEUE
 from launch.command import output_of, parsed, program, run, tell
-from launch.local import forwarding, start
+from launch.local import code_of, forwarding, start
 
 FOLDER = "ctx_jax"
 """Where the code is on a worker, in its home folder."""
 
-LOST = ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
-"""States of a queued resource that does not become active again."""
+FAILED = "FAILED"
+TAKEN = ("SUSPENDING", "SUSPENDED", "DELETING")
+"""States of a queued resource that does not become active again: it cannot be had; it was taken back."""
 
 CONNECTION = 255
 """ssh's own exit code."""
@@ -132,49 +131,72 @@ def existing(pod: TpuPod) -> Iterator[None]:
             output_of(pod.delete())
 
 
+class Taken(Exception):
+    """The pod was taken back."""
+
+
 def wait(pod: TpuPod) -> None:
-    """Until the pod is active. Raises ChildProcessError if it will never be."""
+    """Until the pod is active. Raises ChildProcessError if it cannot be had, Taken."""
     before = ""
     while (state := output_of(pod.state())) != "ACTIVE":
-        if state in LOST:
+        if state == FAILED:
             raise ChildProcessError(f"{pod.name} is {state}: look at it with {shlex.join(pod.state()[:-2])}")
+        if state in TAKEN:
+            raise Taken
         if state != before:
             tell(f"{pod.name}: {state or 'not there yet'}")
         before = state
         time.sleep(pod.poll)
 
 
+@contextlib.contextmanager
+def unless_taken(pod: TpuPod) -> Iterator[None]:
+    """Raises Taken for what fails in this block because the pod is not there any more."""
+    try:
+        yield
+    except ChildProcessError:
+        if output_of(pod.state()) != "ACTIVE":
+            raise Taken from None
+        raise
+
+
 def attempt(pod: TpuPod, words: Sequence[str]) -> int:
-    """One pod's life. Returns the exit code, REQUEUE if it was taken back."""
+    """One pod's life. Returns the exit code. Raises Taken, ChildProcessError."""
     with existing(pod), tempfile.TemporaryDirectory() as folder:
         wait(pod)
         archive = Path(folder) / f"{FOLDER}.tar.gz"
         output_of(pack(archive), "\0".join(files()))
-        for step, command in (("copying the code", pod.copy(archive)), ("setting up", pod.prepare())):
-            tell(step)
-            output_of(command)
+        with unless_taken(pod):
+            for step, command in (("copying the code", pod.copy(archive)), ("setting up", pod.prepare())):
+                tell(step)
+                output_of(command)
         tell("running")
         processes: list[subprocess.Popen[bytes]] = []
         with forwarding(processes) as came:
             processes.append(start(pod.work(words), {}, None, None))
-            code = processes[0].wait()
-        code = code if code >= 0 else 128 - code
-        taken = code == REQUEUE or (code != 0 and not came and output_of(pod.state()) != "ACTIVE")
-        if code == CONNECTION and not taken:
+            processes[0].wait()
+        code = code_of(processes[0], came)
+        if not came and (code == REQUEUE or (code != 0 and output_of(pod.state()) != "ACTIVE")):
+            raise Taken
+        if code == CONNECTION:
             tell(f"the connection to {pod.name} was lost")
-        return REQUEUE if taken else code
+        return code
 
 
 def shown(pod: TpuPod, words: Sequence[str]) -> str:
-    """What runs, as lines of a shell."""
+    """What runs, as lines of bash, which end with the same exit code."""
     archive = Path(f"{FOLDER}.tar.gz")
     steps = [
+        "(",
+        "set -e",
         shlex.join(pod.create()),
+        *([] if pod.keep else [f"trap {shlex.quote(shlex.join(pod.delete()))} EXIT"]),
         f'until [ "$({shlex.join(pod.state())})" = ACTIVE ]; do sleep {pod.poll:g}; done',
         f"git ls-files -z --cached --others --exclude-standard | {shlex.join(pack(archive))}",
         *(shlex.join(command) for command in (pod.copy(archive), pod.prepare(), pod.work(words))),
+        ")",
     ]
-    return "\n".join(steps if pod.keep else [*steps, shlex.join(pod.delete())])
+    return "\n".join(steps)
 
 
 def main(arguments: list[str]) -> int:
@@ -182,13 +204,11 @@ def main(arguments: list[str]) -> int:
     if pod.dry_run:
         print(shown(pod, words))
         return 0
-    # So that the pod is deleted whatever ends this.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     for left in reversed(range(pod.retries + 1)):
-        code = attempt(pod, words)
-        if code != REQUEUE or not left:
-            return code
-        tell(f"{pod.name} was taken back: a new one goes on; {left - 1} more may follow")
+        with contextlib.suppress(Taken):
+            return attempt(pod, words)
+        if left:
+            tell(f"{pod.name} was taken back: a new one goes on; {left - 1} more may follow")
     return REQUEUE
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 from ctx_jax.cli import COMMANDS, main
 from ctx_jax.runs import alone
-from ctx_jax.training.stopping import Interrupted, Preempted
+from ctx_jax.signals import Interrupted, Preempted
 
 SMALL = (
     "--model.layers 1 --model.width 16 --model.heads 2 --model.feed-forward 32 --data.reader.length 32 "
@@ -188,9 +189,16 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
     assert "runs/a is being trained by another process" in err
 
     Path("runs/a/metrics.jsonl").write_text("{}\n")
-    code, out, err = run(["train", "runs/a/experiment.json", "--run", "runs/a"], capsys)
+    code, out, _ = run(["train", "runs/a/experiment.json", "--run", "runs/a"], capsys)
+    assert json.loads(out) == trained
+    code, out, err = run(["report", "runs/a"], capsys)
+    assert (code, err) == (0, "note: runs/a/metrics.jsonl is damaged at line 1, which is left out\n")
+
+    shutil.copytree("runs/b/checkpoints/2", "runs/b/checkpoints/3")
+    code, out, err = run(["evaluate", "runs/b", "--checkpoint", "3"], capsys)
     assert (code, out) == (2, "")
-    assert "runs/a/metrics.jsonl line 1 is damaged" in err
+    assert "checkpoint runs/b/checkpoints/3 holds step 2: choose another step of 2, 3" in err.splitlines()[-1]
+    shutil.rmtree("runs/b/checkpoints/3")
 
     shutil.rmtree("runs/b/checkpoints/2/params")
     code, out, err = run(["evaluate", "runs/b"], capsys)
@@ -205,7 +213,17 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
         (OSError(28, "No space left on device", "runs/a"), 1, "runs/a: No space left on device"),
         (PermissionError(13, "Permission denied", "runs/a"), 2, "runs/a: Permission denied: choose another path"),
         (KeyError("x"), 1, "unexpected KeyError: 'x'; --debug shows where"),
-        (MemoryError(), 1, "choose a smaller batch"),
+        (MemoryError(), 1, "memory is short: ; choose a smaller batch"),
+        (
+            JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes\nmore"),
+            1,
+            "error: memory is short: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes; choose a smaller batch",
+        ),
+        (
+            JaxRuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED"),
+            1,
+            "error: the devices gave up: UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED; the same",
+        ),
         (Preempted("stopped after step 3"), 75, "stopped after step 3"),
         (Interrupted("stopped after step 3"), 130, "stopped after step 3"),
     ],

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ctx_jax.data.corpora import Mixture, Sotu, TextFiles
-from ctx_jax.experiment import Experiment, _module, differences, find, fingerprint, load, options, save
+from ctx_jax.experiment import Experiment, _module, find, load, options, save
+from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.serialization import from_json, to_json
 

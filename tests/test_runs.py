@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +17,17 @@ import numpy as np
 import pytest
 
 from ctx_jax import runs
+from ctx_jax.data import locked
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
+from ctx_jax.signals import Interrupted
 from ctx_jax.text import open_text
 from ctx_jax.training.checkpoints import Checkpoints
 from ctx_jax.training.loop import Training
 from ctx_jax.training.metrics import Meter
 from ctx_jax.training.state import abstract_state
 from ctx_jax.training.step import prepared_shapes
-from ctx_jax.training.stopping import Interrupted
+from launch.sweep import is_locked
 from tests.tiny import STEPS, smaller
 
 OBJECTIVES = ("gpt", "transformer_xl", "bert", "xlnet")
@@ -86,12 +91,32 @@ def test_a_run_stopped_at_any_step_ends_in_the_same_bits(
     assert lines(tmp_path / "stopped") == lines(tmp_path / "straight")
 
 
-def test_a_finished_run_is_not_trained_again(speeches: Path, folder: Path, tmp_path: Path):
+def test_a_finished_run_is_not_trained_again(speeches: Path, folder: Path, tmp_path: Path, capsys):
     experiment = smaller("gpt", speeches, folder, steps=2)
     first = runs.train(experiment, tmp_path / "run")
     before = (tmp_path / "run/metrics.jsonl").read_text()
     assert runs.train(experiment, tmp_path / "run") == first
     assert (tmp_path / "run/metrics.jsonl").read_text() == before
+    (about := tmp_path / "run/text.json").rename(tmp_path / "text.json")
+    assert runs.train(experiment, tmp_path / "run") == first
+    assert "run has lost text.json, which says what text it was begun with" in capsys.readouterr().err
+    assert about.read_text() == (tmp_path / "text.json").read_text()
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_told_of_once(tmp_path: Path, monkeypatch, capsys, error: int):
+    def flock(*_: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):
+        with runs.alone(tmp_path), locked(tmp_path / "other.lock"):
+            assert not is_locked(tmp_path)
+    said = f"note: {tmp_path} is on a file system without locks: do not give two commands for it at the same time\n"
+    assert capsys.readouterr().err == said
+    error = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), runs.alone(tmp_path):
+        pass
 
 
 def test_a_run_folder_belongs_to_one_experiment(speeches: Path, folder: Path, tmp_path: Path):
@@ -100,6 +125,21 @@ def test_a_run_folder_belongs_to_one_experiment(speeches: Path, folder: Path, tm
     other = replace(experiment, model=replace(experiment.model, layers=1))
     with pytest.raises(ValueError, match=r"another experiment \(model.layers: 2 -> 1\)"):
         runs.train(other, tmp_path / "run")
+    (tmp_path / "run/experiment.json").rename(tmp_path / "experiment.json")
+    with pytest.raises(ValueError, match=r"run has lost its experiment.json: put it back"):
+        runs.train(experiment, tmp_path / "run")
+    (tmp_path / "experiment.json").rename(tmp_path / "run/experiment.json")
+    before = [(tmp_path / "run" / name).read_bytes() for name in ("metrics.jsonl", "experiment.json")]
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    for wanted in (experiment, other):
+        with pytest.raises(ValueError, match=r"was saved at step 1, but no checkpoint is left in .*run/checkpoints"):
+            runs.train(wanted, tmp_path / "run")
+    (tmp_path / "run/checkpoints").touch()
+    with pytest.raises(ValueError, match="run/checkpoints is no folder"):
+        runs.train(experiment, tmp_path / "run")
+    assert before == [(tmp_path / "run" / name).read_bytes() for name in ("metrics.jsonl", "experiment.json")]
+    with pytest.raises(NotADirectoryError, match=r"experiment\.json"):
+        runs.train(experiment, tmp_path / "run/experiment.json")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("not a run")
     with pytest.raises(ValueError, match="not empty and holds no run"):

@@ -16,7 +16,7 @@ from ctx_jax.data.readers import Blocks
 from ctx_jax.data.symbols import Bytes, Words
 from ctx_jax.data.tokenizers import Pretrained
 from ctx_jax.experiment import Data
-from ctx_jax.text import inspect_store, keep, kept, open_text, train_tokenizer
+from ctx_jax.text import check_text, inspect_store, keep, kept, open_text, train_tokenizer
 
 ASKED: list[str] = []
 
@@ -107,6 +107,10 @@ def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path, monk
         patch.setattr("ctx_jax.text.begun", lambda run: True)
         keep(run, other, corpus, other_stores["train"])
     assert json.loads((run / "text.json").read_text())["tokenizer"] == tokenizer.fingerprint
+    for damaged in ("{", "[]", "{}"):
+        (run / "text.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"run/text.json is damaged, and does not say what text"):
+            check_text(run, stores["train"])
 
     keep(run, other, corpus, other_stores["train"])  # nothing was trained yet
     mine = kept(run)

@@ -87,7 +87,7 @@ def names(folders: Sequence[Path]) -> list[str]:
 
 
 def read(folder: Path, name: str) -> Run:
-    """What the run folder holds. Raises FileNotFoundError without metrics, ValueError if they cannot be read."""
+    """What the run folder holds. Raises FileNotFoundError without metrics, ValueError for what cannot be read."""
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} has no {FILE}: give the folder of a run that has trained")
     metrics: dict[str, list[dict[str, Any]]] = {"train": [], "evaluation": []}
@@ -95,7 +95,7 @@ def read(folder: Path, name: str) -> Run:
         for record in read_metrics(folder):
             metrics[record["kind"]].append(record)
         experiment = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is damaged, its {FILE} or experiment.json cannot be read: {error!r}") from None
     return Run(name, experiment, metrics)
 

@@ -9,6 +9,7 @@ Here is only what those that write share: fingerprints, and folders and files th
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,14 +17,18 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TELL_SECONDS = 0.1
 """Between two calls of a function that is told of progress: each may cost as much as reading a short line."""
 
 SHORT_OF_MEMORY = (MemoryError, ChildProcessError)
 """Errors after which what is built with `resume` goes on: they come from what else runs, not from what is built."""
+
+UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What a file system answers that cannot do what it is asked for."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -79,7 +84,7 @@ def locked(file: Path) -> Iterator[None]:
     """Waits until no other process has the lock of this name; the file is there only while one has it."""
     while True:
         with file.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            hold(lock)
             try:
                 mine = os.path.samestat(os.fstat(lock.fileno()), file.stat())
             except FileNotFoundError:  # whoever had it has taken its file away
@@ -90,6 +95,28 @@ def locked(file: Path) -> Iterator[None]:
                 finally:
                     file.unlink(missing_ok=True)
                 return
+
+
+def hold(lock: IO[Any], wait: bool = True) -> None:
+    """Takes the lock of an open file, which the kernel drops with the process. Where the file system has no locks, it
+    says so and goes on.
+
+    Raises BlockingIOError if it is not to wait, and another process has it.
+    """
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        tell_of_no_locks(Path(lock.name).parent)
+
+
+@cache
+def tell_of_no_locks(folder: Path) -> None:
+    """Once for each folder."""
+    from ctx_jax.progress import tell  # which imports JAX: those that tokenize do without it
+
+    tell(f"note: {folder} is on a file system without locks: do not give two commands for it at the same time")
 
 
 def check_unchanged(before: Any, after: Any, corpus: Any) -> None:
@@ -113,3 +140,16 @@ def write_durably(file: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     new.replace(file)
+    settle(file.parent)
+
+
+def settle(folder: Path) -> None:
+    """Waits until the names in the folder are on disk, so that one just given outlives a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import itertools
 import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
+
+from ctx_jax.signals import FAILED, SIGNALS, called, end, exit_code, received, say
 
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The environment of a process that is told where the others are: "host:port" of process 0, their number, its own."""
 
+JOIN, TELL = 300, 30
+"""Seconds in which all processes must have come; between lines that say who waits."""
+
 SHUTDOWN = 60
 """Seconds that processes which end in order wait for each other."""
+
+POLL = 0.05
+"""Seconds between looks at what the others have given."""
 
 
 def start_hosts(coordinator: str | None = None, processes: int | None = None, process: int | None = None) -> None:
@@ -47,9 +62,72 @@ def start_hosts(coordinator: str | None = None, processes: int | None = None, pr
 
 
 def begin(**arguments: object) -> None:
-    """Starts `jax.distributed`, whose own notice of preemption would take SIGTERM away from ours."""
+    """Starts `jax.distributed`, whose own notice of preemption would take SIGTERM away from ours. Ends the process with
+    one line, if the others have not come in time, or a signal comes before."""
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(**arguments, shutdown_timeout_seconds=SHUTDOWN)  # pyright: ignore[reportArgumentType]
+    explain_aborts()
+    line = "stopped by {} while it waited for the other processes: give the same command again"
+    with waiting(), received(SIGNALS, lambda number: end(line.format(called(number)), exit_code(number))):
+        try:
+            # Later than ours: JAX's own ends the process with the stack of its threads.
+            jax.distributed.initialize(
+                **arguments,  # pyright: ignore[reportArgumentType]
+                initialization_timeout=JOIN + TELL,
+                shutdown_timeout_seconds=SHUTDOWN,
+            )
+        except jax.errors.JaxRuntimeError as error:
+            if "RPC server" not in str(error):
+                raise
+            raise ValueError(f"the port of {_state().coordinator_address} is in use: choose another") from None
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Ends the process if the block takes longer than JOIN, and says meanwhile whom it waits for."""
+    done = threading.Event()
+
+    def tell() -> None:
+        for waited in range(TELL, JOIN + TELL, TELL):
+            if done.wait(TELL):
+                return
+            if waited < JOIN:
+                others = f"the other {count() - 1} processes at {_state().coordinator_address}"
+                say(f"process {index()} waits for {others}: {waited} s so far\n")
+        end(
+            f"not all of the {count()} processes have come to {_state().coordinator_address} within {JOIN} s (this is "
+            f"process {index()}): see that each was started, with this address and number and an index of its own, and "
+            "that it can reach that port",
+            FAILED,
+        )
+
+    thread = threading.Thread(target=tell, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _explain_abort(number: int) -> None:
+    if faulthandler.is_enabled():
+        faulthandler.dump_traceback()
+    host, _, port = str(_state().coordinator_address).rpartition(":")
+    why = "was ended by JAX, which says above why"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+    except OSError:
+        why = f"has lost process 0 at {host}:{port}, by which the processes find each other"
+    end(f"{me()} {why}: the same command goes on from the last checkpoint", FAILED)
+
+
+def explain_aborts() -> None:
+    """Ends with one line what JAX aborts because process 0 is gone, or did not answer.
+
+    JAX does that in a thread of C++, which no handler of Python's would see: this one is given to the system itself.
+    """
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _explain_abort)
 
 
 def on_several_tpu_hosts() -> bool:
@@ -75,26 +153,57 @@ def number(name: str, text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
+def index() -> int:
+    """The number of this process; unlike `jax.process_index`, to ask it takes hold of no device."""
+    return _state().process_id
+
+
+def count() -> int:
+    """How many processes there are; to ask it takes hold of no device."""
+    return _state().num_processes
+
+
+def named(host: str, process: int) -> str:
+    """A host and its process, in words."""
+    return f"host {host} (process {process} of {count()})" if count() > 1 else f"host {host}"
+
+
+def me() -> str:
+    """This one, in words."""
+    return named(socket.gethostname(), index())
+
+
+_rounds = itertools.count()
+
+
 def gather(value: int) -> list[int]:
-    """The value that each process gives, in their order; all must ask. Waits for the slowest."""
-    if jax.process_count() == 1:
+    """The value that each process gives, in their order; all must ask. Waits for the slowest, however long it prepares
+    its text: a collective of CPU devices would fail after 30 s."""
+    if count() == 1:
         return [value]
-    with jax.transfer_guard("allow"):
-        return multihost_utils.process_allgather(np.int32(value)).tolist()
+    topic = f"gather/{next(_rounds)}"
+    _set(topic, str(value))
+    while len(told := published(topic)) < count():
+        time.sleep(POLL)  # in Python, so that other threads go on
+    return [int(text) for _, text in sorted(told.items())]
 
 
 def publish(topic: str, text: str) -> None:
-    """Tells the other processes something, in place of what this one has told them of the topic before."""
-    client = _client()
-    client.key_value_set(f"ctx_jax/{topic}/{jax.process_index()}", text, allow_overwrite=True)
+    """Tells the other processes something, in place of what this one has told them of the topic before, if it can."""
+    with suppress(jax.errors.JaxRuntimeError):
+        _set(topic, text)
 
 
 def published(topic: str) -> dict[int, str]:
     """What each process has told last of the topic."""
-    return {int(key.rpartition("/")[2]): text for key, text in _client().key_value_dir_get(f"ctx_jax/{topic}/")}
+    return {int(key.rpartition("/")[2]): text for key, text in _state().client.key_value_dir_get(f"ctx_jax/{topic}/")}
 
 
-def _client() -> Any:
+def _set(topic: str, text: str) -> None:
+    _state().client.key_value_set(f"ctx_jax/{topic}/{index()}", text, allow_overwrite=True)
+
+
+def _state() -> Any:
     from jax._src import distributed  # the store of the coordination service has no public name
 
-    return distributed.global_state.client
+    return distributed.global_state

@@ -1,20 +1,23 @@
 """Checkpoints of a run: sharded, written in the background by orbax, verified, restored onto the given shardings.
 
-    RUN/checkpoints/STEP/{params, fixed, opt_state, memory, record, checksums.sha256}
+    RUN/checkpoints/STEP/{params, fixed, opt_state, memory, record, checksums.sha256}      RUN/latest
 
-Parts without arrays are left out; `record` is JSON: the resolved experiment, where its reader started, and whether the
-step was evaluated. A step gets its name when all of its files are written and hashed. The newest steps of which a file
-is no longer what it was are moved to RUN/damaged, and the one before them counts.
+Parts without arrays are left out; `record` is JSON: the step, the resolved experiment, where its reader started,
+whether the step was evaluated, and the metrics till then. A step gets its name when all of its files are written and
+hashed; `latest` says which was the last that did. The newest steps that are not whole any more, or another run's, are
+moved to RUN/damaged, and the one before them counts.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,15 +26,23 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from ctx_jax.data import settle, write_durably
+from ctx_jax.identity import differences
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.sharding import parameter_name
 from ctx_jax.progress import tell
+from ctx_jax.serialization import from_json
 from ctx_jax.training import checksums
-from ctx_jax.training.metrics import read_metrics
+from ctx_jax.training.metrics import is_line, read_metrics
+from ctx_jax.training.retention import Retention, lowest, scores
 from ctx_jax.training.state import TrainState
 
-FOLDER, DAMAGED = "checkpoints", "damaged"
+FOLDER, DAMAGED, LATEST = "checkpoints", "damaged", "latest"
 PARTS = ("params", "fixed", "opt_state", "memory")
+RECORD, FILE = "record", "metadata"
+METRICS = "metrics"
+"""Where a record holds the last line of each kind of `Metrics`."""
+
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # what orbax logs as an error, with its stack, it raises, too
 
 STEP = re.compile("0|[1-9][0-9]*")
@@ -56,22 +67,10 @@ class Sealed(ocp.path.atomicity.AtomicRenameTemporaryPath):
         await written.finalize()
         checksums.write(Path(written.get_final()))
         os.rename(written.get_final(), self.get_final())
+        folder = Path(self.get_final()).parent
+        settle(folder)
+        write_durably(folder.parent / LATEST, f"{self.get_final().name}\n")
         return None
-
-
-class Retention(ocp.checkpoint_managers.PreservationPolicy):
-    """Which steps stay: the newest, every n-th, and the one with the lowest score."""
-
-    def __init__(self, keep: int | None, keep_every: int) -> None:
-        self.keep, self.keep_every = keep, keep_every
-        self.scores: dict[int, float] = {}
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = sorted(checkpoint.step for checkpoint in checkpoints)
-        stay = set(steps if self.keep is None else steps[-self.keep :])
-        stay |= {step for step in steps if self.keep_every and step % self.keep_every == 0}
-        stay |= {best} if (best := lowest(self.scores, steps)) is not None else set()
-        return [checkpoint.step in stay for checkpoint in checkpoints]
 
 
 class Checkpoints:
@@ -96,7 +95,7 @@ class Checkpoints:
                 cleanup_tmp_directories=self.writes,
                 temporary_path_class=Sealed,
             ),
-            item_handlers={**handlers, "record": ocp.JsonCheckpointHandler()},
+            item_handlers={**handlers, RECORD: ocp.JsonCheckpointHandler(FILE)},
         )
 
     def steps(self) -> list[int]:
@@ -109,8 +108,8 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def newest_whole(self) -> int | None:
-        """The newest step of which every file is what was written; None if there is no step. Those after it are told
-        of, and set aside if this is to write.
+        """The newest step that is this run's and of which every file is what was written; None if there is no step.
+        Those after it are told of, and set aside if this is to write.
 
         Raises ValueError, and moves nothing, if there are steps but none is whole.
         """
@@ -126,24 +125,42 @@ class Checkpoints:
             if not steps:
                 return None
             raise ValueError(
-                f"{problems[steps[-1]]}, and no other checkpoint of {self.run} is whole: nothing is changed; put back "
-                "a copy of one, or begin a new run with another --run"
+                f"{problems[steps[-1]]}, and no other checkpoint of {self.run} can be used: nothing is changed; put "
+                "back a copy of one, or begin a new run with another --run"
             )
         for newer, problem in problems.items():
             place = f"; it is moved to {self._set_aside(newer)}" if self.writes else ""
             tell(f"note: {problem}{place}: step {step} is used")
+        if (last := latest_saved(self.run)) is not None and last > steps[-1]:
+            tell(f"note: step {last} was saved, but is no longer in {self.run / FOLDER}: step {step} is used")
         return step
 
     def problem(self, step: int) -> str | None:
-        """What is wrong with the files of a step, in one line; None if nothing is. The hosts share the reading."""
+        """What is wrong with a step, in one line; None if nothing is. The hosts share the reading of its files."""
         folder = self.folder / str(step)
         found = checksums.damage(folder, jax.process_index(), jax.process_count())
         first = min(gather(WHOLE if found is None else found[0]))
+        name = f"checkpoint {self.run / FOLDER / str(step)}"
         if first == WHOLE:
-            return None
+            stranger = self._stranger(step)
+            return stranger and f"{name} {stranger}"
         if found is None or found[0] != first:
             found = checksums.damage(folder, first, WHOLE)
-        return f"checkpoint {self.run / FOLDER / str(step)} is damaged: {found[1] if found else 'it has changed'}"
+        return f"{name} is damaged: {found[1] if found else 'it has changed'}"
+
+    def _stranger(self, step: int) -> str | None:
+        """Why a step that is whole is not this one of this run, if it is not: it was copied, or renamed."""
+        record, own = self.record(step), self.run / "experiment.json"
+        if (held := record.get("step", step)) != step:
+            return f"holds step {held}"
+        if not own.is_file():
+            return None
+        ours = from_json(json.loads(own.read_text()), str(own))
+        try:
+            changed = differences(ours, from_json(record["experiment"]))
+        except (ValueError, KeyError, TypeError) as error:
+            return f"is of an experiment that cannot be read ({error})"
+        return f"is of another experiment ({'; '.join(changed[:3])})" if changed else None
 
     def _set_aside(self, step: int) -> Path:
         """Moves a step out of the way, under a name that is not taken; returns its new place."""
@@ -154,7 +171,7 @@ class Checkpoints:
         gather(step)  # every host has looked
         if jax.process_index() == 0:
             folder.mkdir(exist_ok=True)
-            (self.folder / str(step)).rename(place)
+            shutil.move(self.folder / str(step), place)  # the checkpoints may be a link to another disk
         gather(step)  # and none goes on before it is moved
         self._manager.reload()
         return place
@@ -162,11 +179,15 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, record: dict[str, Any]) -> None:
         """Copies the state to the host, and returns while it is being written: the state may then be donated.
 
+        Args:
+            record: JSON, to which the step is added.
+
         Raises RuntimeError if nothing is saved, as orbax does silently for a step that is not newer than the last.
         """
         parts = {part: ocp.args.PyTreeSave(tree) for part in PARTS if jax.tree.leaves(tree := getattr(state, part))}
         with jax.transfer_guard("allow"), self._written():
-            saved = self._manager.save(step, args=ocp.args.Composite(**parts, record=ocp.args.JsonSave(record)))
+            about = ocp.args.JsonSave({"step": step, **record})
+            saved = self._manager.save(step, args=ocp.args.Composite(**parts, record=about))
         if not saved:
             raise RuntimeError(f"step {step} was not saved: {self.folder} already holds step {self.latest()}")
 
@@ -179,7 +200,15 @@ class Checkpoints:
         """What was saved beside the arrays."""
         self._manager.wait_until_finished()
         with self._whole(step):
-            return self._manager.restore(step, args=ocp.args.Composite(record=ocp.args.JsonRestore()))["record"]
+            return read_record(self.run, step)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The last line of evaluation that each step knows of; a step whose record is damaged knows of none."""
+        lines = []
+        for step in self.steps():
+            with suppress(ValueError):
+                lines.append(self.record(step).get(METRICS, {}).get("evaluation"))
+        return [line for line in lines if is_line(line)]
 
     def restore(self, step: int, abstract: TrainState, parts: Sequence[str] = PARTS) -> TrainState:
         """The state of a step, bit for bit, each device reading its own part.
@@ -278,15 +307,37 @@ class Checkpoints:
 
 
 def saved(run: Path) -> list[int]:
-    """The steps in a run's folder, oldest first."""
+    """The steps in a run's folder, oldest first. Raises ValueError if something else has the place of their folder."""
     folder = run / FOLDER
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ValueError(f"{folder} is no folder, nor a link to one that is there: put that back, or move it away")
     names = [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if STEP.fullmatch(name))
 
 
+def read_record(run: Path, step: int) -> dict[str, Any]:
+    """What was saved beside a step's arrays. Raises OSError, ValueError or TypeError if it is damaged."""
+    return dict(json.loads((run / FOLDER / str(step) / RECORD / FILE).read_text()))
+
+
+def latest_saved(run: Path) -> int | None:
+    """The last step that was saved, whether it is still there or not; None if there is none, or it is not known."""
+    try:
+        text = (run / LATEST).read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if STEP.fullmatch(text) else None
+
+
 def begun(run: Path) -> bool:
-    """Whether a run has a checkpoint, from which it would go on."""
-    return bool(saved(run))
+    """Whether a run has a checkpoint, from which it would go on. Raises ValueError if it had some, and has none."""
+    steps = saved(run)
+    if not steps and (step := latest_saved(run)) is not None:
+        raise ValueError(
+            f"{run} was saved at step {step}, but no checkpoint is left in {run / FOLDER}: put it back, or begin anew, "
+            f"with another --run or after moving {run} away"
+        )
+    return bool(steps)
 
 
 def named(path: Path) -> tuple[Path, int | None]:
@@ -313,43 +364,30 @@ def find_checkpoint(path: Path, choice: str = "last", metric: str = "loss") -> t
     Raises FileNotFoundError if there is no such checkpoint, ValueError if it is damaged, or all are.
     """
     run, step = named(path)
+    steps = saved(run)
+    known = ", ".join(map(str, steps))
     if step is not None and choice not in ("last", str(step)):
         raise ValueError(f"--checkpoint {choice}: {path} is a checkpoint already, leave the option out")
-    if choice == "best":
-        step = lowest(scores(run, metric), saved(run))
-        if step is None:
+    if choice not in ("last", "best"):
+        if not choice.isdecimal() or int(choice) not in steps:
             raise ValueError(
-                f"--checkpoint best: {run} has no checkpoint of a step that was evaluated for {metric!r}: choose last "
-                f"or one of {', '.join(map(str, saved(run)))}"
-            )
-    elif choice != "last":
-        if not choice.isdecimal() or int(choice) not in saved(run):
-            raise ValueError(
-                f"--checkpoint {choice}: {run} has no such checkpoint: choose best, last or one of "
-                f"{', '.join(map(str, saved(run)))}"
+                f"--checkpoint {choice}: {run} has no such checkpoint: choose best, last or one of {known}"
             )
         step = int(choice)
     with Checkpoints(run) as checkpoints:
+        if choice == "best":
+            step = lowest(scores((*read_metrics(run), *checkpoints.evaluations()), metric), steps)
+            if step is None:
+                raise ValueError(
+                    f"--checkpoint best: {run} has no checkpoint of a step that was evaluated for {metric!r}: choose "
+                    f"last or one of {known}"
+                )
         if step is None:
             step = checkpoints.newest_whole()
             assert step is not None
         elif problem := checkpoints.problem(step):
-            raise ValueError(f"{problem}: choose another step of {', '.join(map(str, saved(run)))}")
+            raise ValueError(f"{problem}: choose another step of {known}")
     return run, step
-
-
-def scores(run: Path, metric: str) -> dict[int, float]:
-    """{step: value} of the run's evaluations that gave this metric."""
-    return {
-        record["step"]: record[metric]
-        for record in read_metrics(run)
-        if record["kind"] == "evaluation" and metric in record
-    }
-
-
-def lowest(scores: dict[int, float], steps: Sequence[int]) -> int | None:
-    """The step with the lowest score, the later of equals; None if no step has one."""
-    return min((step for step in steps if step in scores), key=lambda step: (scores[step], -step), default=None)
 
 
 def shapes(tree: Any) -> dict[str, tuple[int, ...]]:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ctx_jax.data import settle
+
 FILE = "checksums.sha256"
 
 LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -21,7 +23,7 @@ THREADS = 8
 
 
 def write(folder: Path) -> None:
-    """Hashes every file of the folder, and writes the list into it; all of them are on disk when it returns."""
+    """Hashes every file of the folder, and writes the list into it; all of it is on disk when it returns."""
     names = files(folder)
     with ThreadPoolExecutor(THREADS) as pool:
         hashes = pool.map(lambda name: hashed(folder / name, durably=True), names)
@@ -30,6 +32,9 @@ def write(folder: Path) -> None:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            settle(path)
 
 
 def damage(folder: Path, part: int = 0, parts: int = 1) -> tuple[int, str] | None:

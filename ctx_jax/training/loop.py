@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +17,14 @@ from ctx_jax.data.loader import Loader
 from ctx_jax.evaluation.perplexity import accumulate, measure
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
-from ctx_jax.training.checkpoints import Checkpoints, find_checkpoint, scores
+from ctx_jax.signals import Interrupted, Preempted
+from ctx_jax.training.checkpoints import METRICS, Checkpoints, find_checkpoint
 from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
 from ctx_jax.training.optimizers import OptimizerConfig
+from ctx_jax.training.retention import scores
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
-from ctx_jax.training.stopping import SIGINT, Interrupted, Preempted, Stop, Watch
+from ctx_jax.training.stopping import Stop, Watch
 
 MOST = {"steps": 2**31 - 1, "seed": 2**32 - 1}
 """The largest values that steps are counted in, and that random keys tell apart."""
@@ -92,6 +95,7 @@ def train(
     training: Training,
     run: Path,
     experiment: dict[str, Any],
+    watch: Watch,
     evaluation_batch_size: int | None = None,
     continue_from: Path | None = None,
     start_from: Path | None = None,
@@ -102,6 +106,7 @@ def train(
         model: an unbound module.
         run: the run's folder.
         experiment: the resolved experiment as JSON, kept in each checkpoint.
+        watch: entered; it is told what is being done, and `training.timeout`.
         evaluation_batch_size: rows of a batch of the evaluation text; None = `batch_size`.
         continue_from: a run or checkpoint whose parameters, optimizer and step a new run takes over; its reader starts
             anew and its memory empty (BERT's second phase).
@@ -119,26 +124,32 @@ def train(
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
     abstract = abstract_state(model, built, shapes, mesh)
     run.mkdir(parents=True, exist_ok=True)
-    with Watch(training.timeout) as watch, ExitStack() as stack, watch.telling(stack):
+    watch.timeout = training.timeout
+    watch.at(0, "start")
+    with ExitStack() as stack, watch.telling(stack):
         checkpoints = stack.enter_context(Checkpoints(run, training.keep, training.keep_every))
+        watch.at(0, "the checksums of the newest checkpoint")
         latest = checkpoints.newest_whole()
         record = {} if latest is None else checkpoints.record(latest)
         if latest is not None and latest >= steps and record[EVALUATED]:
-            return summary(run)
+            return summary(run, steps, record.get(METRICS))
         display = stack.enter_context(Display(run.name, steps))
+        origin = continue_from or start_from
+        source = find_checkpoint(origin) if latest is None and origin is not None else None
+        watch.at(latest or 0, "the first state" if latest is None else f"the state of step {latest}")
         if latest is not None:
             state, done, reader_start = checkpoints.restore(latest, abstract), latest, record[READER]
             display.log(f"goes on after step {done} of {steps}")
-        elif continue_from is not None:
-            state, done = continued(continue_from, abstract)
+        elif source is not None and continue_from is not None:
+            state, done = continued(*source, abstract)
             if done >= steps:
                 raise ValueError(f"training steps {steps}: {continue_from} has {done} already, choose more")
             state, reader_start = state._replace(memory=memory_maker(model, batch_size, mesh)()), done
             display.log(f"goes on from {continue_from} after step {done} of {steps}")
         else:
             state, done, reader_start = init_state(model, built, shapes, mesh, training.seed), 0, 0
-            if start_from is not None:
-                params, rest = matching(start_from, state.params)
+            if source is not None:
+                params, rest = matching(*source, state.params)
                 state = state._replace(params=params)
                 display.log(f"starts from {start_from}; new parameters: {', '.join(rest) or 'none'}")
 
@@ -164,8 +175,10 @@ def train(
         )
         evaluator = Evaluator(model, objective, mesh, evaluation_text, evaluation_rows, training.evaluate_batches)
         pending = bool(record) and not record[EVALUATED]
-        metrics = stack.enter_context(Metrics(run, done, evaluated=not pending))
-        checkpoints.retention.scores = scores(run, training.best) if training.best else {}
+        metrics = stack.enter_context(Metrics(run, done, not pending, record.get(METRICS)))
+        if training.best is not None:
+            evaluations = (*metrics.evaluations, *checkpoints.evaluations())
+            checkpoints.retention.scores = scores(evaluations, training.best)
         meter = Meter(metrics, display, steps, training.log_every, checkpoints.latest)
         stop = stack.enter_context(Stop(mesh).listening())
         stack.enter_context(jax.transfer_guard("disallow"))
@@ -198,7 +211,7 @@ def train(
             state = evaluated(state, done)
             if unknown:
                 raise ValueError(unknown[0])
-        watch.at(done, "the first step")
+        watch.at(done, "the first step, which is compiled")
         for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
             state, measured = train_step(state, batch)
             stop.started = True
@@ -218,7 +231,9 @@ def train(
                     stopping = True
             if saving or stopping or (evaluating and training.best is not None):
                 watch.at(step, f"saving step {step}, or the save before it")
-                checkpoints.save(step, state, {"experiment": experiment, READER: reader_start, EVALUATED: not left})
+                metrics.settle()
+                about = {"experiment": experiment, READER: reader_start, EVALUATED: not left}
+                checkpoints.save(step, state, {**about, METRICS: dict(metrics.last)})
             if unknown:  # the same command with another name goes on from here
                 checkpoints.wait()
                 raise ValueError(unknown[0])
@@ -231,24 +246,22 @@ def train(
             meter.restart_clock()
         watch.at(steps, "the end of the last save")
         checkpoints.wait()
-        return summary(run, metrics.last)
+        return summary(run, steps, metrics.last)
 
 
 class Asked(Exception):
     """The run is to stop, in the middle of an evaluation."""
 
 
-def continued(path: Path, abstract: TrainState) -> tuple[TrainState, int]:
-    """The state of the run or checkpoint that `path` names, its memory left abstract, and its step."""
-    source, step = find_checkpoint(path)
-    with Checkpoints(source) as checkpoints:
+def continued(run: Path, step: int, abstract: TrainState) -> tuple[TrainState, int]:
+    """The state of another run's checkpoint, its memory left abstract, and its step."""
+    with Checkpoints(run) as checkpoints:
         return checkpoints.restore(step, abstract, ("params", "fixed", "opt_state")), step
 
 
-def matching(path: Path, params: Any) -> tuple[Any, list[str]]:
-    """`Checkpoints.restore_matching` from the run or checkpoint that `path` names."""
-    source, step = find_checkpoint(path)
-    with Checkpoints(source) as checkpoints:
+def matching(run: Path, step: int, params: Any) -> tuple[Any, list[str]]:
+    """`Checkpoints.restore_matching` from another run's checkpoint."""
+    with Checkpoints(run) as checkpoints:
         return checkpoints.restore_matching(step, params)
 
 

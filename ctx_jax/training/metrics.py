@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,43 +17,57 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tensorboardX import SummaryWriter
 
+from ctx_jax.data import write_durably
+from ctx_jax.progress import tell
+
 FILE = "metrics.jsonl"
+KINDS = ("train", "evaluation")
 TIMES = ("seconds", "tokens_per_second")
 """The fields that differ between equal runs."""
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run, in order: {"step", "kind": "train" or "evaluation", "loss", ...}; a torn last line (of a run
-    that was killed while it wrote) is left out. Raises ValueError naming another line that is damaged."""
+    """The lines of a run, in order: {"step", "kind": "train" or "evaluation", "loss", ...}. Those that are damaged are
+    told of, and left out; a torn last line, of a run that was killed while it wrote, is none of them."""
     path = run / FILE
-    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    records = []
-    for number, line in enumerate(text.split("\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            record = None
-        if not (isinstance(record, dict) and isinstance(record.get("step"), int) and "kind" in record):
-            raise ValueError(f"{path} line {number} is damaged: delete the line, or move the file away")
-        records.append(record)
-    return records
+    *lines, end = (path.read_bytes().decode(errors="replace") if path.exists() else "").split("\n")
+    records = [parsed(line) for line in lines]
+    if damaged := [str(number) for number, record in enumerate(records, start=1) if record is None]:
+        more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+        tell(f"note: {path} is damaged at line {', '.join(damaged[:5])}{more}, which is left out")
+    return [record for record in (*records, parsed(end)) if record is not None]
 
 
-def summary(run: Path, last: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """What a run ended with: {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
+def parsed(line: str) -> dict[str, Any] | None:
+    """What a line holds, if it is one that `Metrics` writes."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if is_line(record) else None
+
+
+def is_line(record: Any) -> bool:
+    """Whether this is what a line holds."""
+    return isinstance(record, dict) and isinstance(record.get("step"), int) and record.get("kind") in KINDS
+
+
+def summary(run: Path, step: int, last: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """What a run ended with after `step` steps: {"run", "step", "loss", "evaluation": {name: value},
+    "tokens_per_second"}.
 
     Args:
-        last: the last line of each kind (`Metrics.last`); None = those of the finished run in the folder.
+        last: the last line of each kind (`Metrics.last`); None = those in the run's folder.
 
-    Raises ValueError if the finished run's are lost.
+    Raises ValueError if these are not of the run's end.
     """
     last = {record["kind"]: record for record in read_metrics(run)} if last is None else last
-    if not {"train", "evaluation"} <= last.keys():
+    if any(last.get(kind, {}).get("step") != step for kind in KINDS):
         raise ValueError(f"{run} is finished, but its {FILE} does not say with what: evaluate {run}")
     train, evaluation = last["train"], last["evaluation"]
     return {
         "run": str(run),
-        "step": train["step"],
+        "step": step,
         "loss": train["loss"],
         "evaluation": {name: value for name, value in evaluation.items() if name not in ("step", "kind", *TIMES)},
         "tokens_per_second": train["tokens_per_second"],
@@ -62,22 +77,29 @@ def summary(run: Path, last: dict[str, dict[str, Any]] | None = None) -> dict[st
 class Metrics:
     """Writes the metrics of a run that starts, or goes on, after `step` steps, to disk in process 0 only."""
 
-    def __init__(self, run: Path, step: int, evaluated: bool = True) -> None:
+    def __init__(
+        self, run: Path, step: int, evaluated: bool = True, last: dict[str, dict[str, Any]] | None = None
+    ) -> None:
         """Drops what an interrupted run wrote beyond `step` (and beyond its training, if that is not `evaluated`), so
-        that the file becomes that of a run never stopped."""
+        that the file becomes that of a run never stopped.
+
+        Args:
+            last: the last line of each kind, as the checkpoint knows them; None = those in the file.
+        """
         self.start = time.monotonic()
-        last = ("train", "evaluation") if evaluated else ("train",)
+        due = KINDS if evaluated else ("train",)
         kept = [
             record
             for record in read_metrics(run)
-            if record["step"] < step or (record["step"] == step and record["kind"] in last)
+            if record["step"] < step or (record["step"] == step and record["kind"] in due)
         ]
-        self.last: dict[str, dict[str, Any]] = {record["kind"]: record for record in kept}
+        self.last = {record["kind"]: record for record in kept} if last is None else dict(last)
+        self.evaluations = [record for record in kept if record["kind"] == "evaluation"]
+        if any(record not in kept for record in self.last.values()):
+            tell(f"note: {run / FILE} has lost lines that it had at step {step}: curves drawn of it have a gap")
         self.active = jax.process_index() == 0
         if self.active:
-            replacement = run / f"{FILE}.new"
-            replacement.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-            os.replace(replacement, run / FILE)
+            write_durably(run / FILE, "".join(json.dumps(record) + "\n" for record in kept))
             self.file = (run / FILE).open("a", encoding="utf-8")
             self.events = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
@@ -87,13 +109,25 @@ class Metrics:
         self.last[kind] = record
         if not self.active:
             return
-        try:
+        with self._named():
             self.file.write(json.dumps(record, allow_nan=False) + "\n")
             self.file.flush()
-        except OSError as error:  # a full disk does not say where
-            raise OSError(error.errno, error.strerror, self.file.name) from error
         for name, value in values.items():
             self.events.add_scalar(f"{kind}/{name}", value, step)
+
+    def settle(self) -> None:
+        """Waits until every line is on disk: what a checkpoint follows must be there when it is."""
+        if self.active:
+            with self._named():
+                os.fsync(self.file.fileno())
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """A full disk does not say where."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.file.name) from error
 
     def close(self) -> None:
         if self.active:

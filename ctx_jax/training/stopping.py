@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
 
 import jax
@@ -18,17 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ctx_jax.parallel.hosts import publish, published
+from ctx_jax.parallel.hosts import count, index, me, named, publish, published
 from ctx_jax.parallel.sharding import replicated
-
-SIGINT = signal.SIGINT
-
-REQUEUE, INTERRUPTED, FAILED = 75, 130, 1
-"""Exit codes: begin me again (EX_TEMPFAIL), Ctrl-C, the run failed."""
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C; the notice of Slurm, Kubernetes, and a Google VM that shuts down (its agent ends processes); what Slurm's
---signal=USR1@60 sends before the time limit."""
+from ctx_jax.signals import FAILED, NOTICES, SIGNALS, Interrupted, Preempted, called, end, exit_code, received, say
 
 PULSE, LOST, SILENT = 1.0, 8.0, 60.0
 """Seconds between looks at the other hosts; without a sign of life after which a host is taken for gone, if a
@@ -37,30 +28,30 @@ collective has failed; and if none has."""
 LINGER = 4.0
 """Seconds that process 0 stays when all is over: without it the others end before they know why."""
 
-
-class Interrupted(Exception):
-    """The run was asked to stop by Ctrl-C, and has saved its state."""
-
-
-class Preempted(Exception):
-    """The run was asked to stop by the system, and has saved its state: it is to be queued again."""
+STOPPED, NOTHING = "stopped", json.dumps(["runs", "unknown", 0, "start", 0])
+"""The topic of a host that leaves at once because of a signal; what is known of one that has told nothing yet."""
 
 
-def exit_code(number: int) -> int:
-    """Of a run that this signal has ended."""
-    return INTERRUPTED if number == signal.SIGINT else REQUEUE
+def leave(number: int, message: str) -> NoReturn:
+    """Ends the process at once because of a signal, and the other hosts with it, with the same exit code."""
+    if count() > 1:
+        state = json.dumps([socket.gethostname(), int(number)])
+        telling = threading.Thread(target=publish, args=(STOPPED, state), daemon=True)
+        telling.start()
+        telling.join(PULSE)  # no longer, should the first host be gone
+        time.sleep(LINGER if index() == 0 else 0)
+    end(message, exit_code(number))
 
 
-def end(message: str, code: int) -> NoReturn:
-    """Ends the process at once, whatever its other threads wait for, with one last line."""
-    os.write(2, f"error: {message}\n".encode())
-    os._exit(code)
+def ended_by_notice() -> AbstractContextManager[None]:
+    """In this block SIGTERM and SIGUSR1 end the process at once: what is prepared goes on where it was."""
+    return received(NOTICES, lambda number: leave(number, f"stopped by {called(number)}: give the same command again"))
 
 
 class Stop:
     """Signals that end a run in order: the first is noted, the second ends the process at once.
 
-    A thread receives them, since Python's handlers must wait for a collective that does not come back.
+    So does the first, before there is anything to save.
     """
 
     def __init__(self, mesh: jax.sharding.Mesh) -> None:
@@ -85,45 +76,28 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[Self]:
-        """Receives signals in this block, in the main thread only (elsewhere there are none to receive)."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        descriptor = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._receive, args=(reader,), name="signals", daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            signal.set_wakeup_fd(descriptor)
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            writer.close()
-            thread.join()
-            reader.close()
+        """Receives signals in this block."""
+        came = 0
 
-    def _note(self, number: int, _: Any) -> None:
-        self.signal = self.signal or number
-
-    def _receive(self, reader: socket.socket) -> None:
-        received = 0
-        while number := (reader.recv(1) or b"\0")[0]:
-            if number not in SIGNALS:
-                continue
-            received += 1
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        def answer(number: int) -> None:
+            nonlocal came
+            came += 1
             if not self.started:
-                end(f"stopped by {name} before a step was done: the same command goes on", exit_code(number))
-            if received > 1:
-                end(f"stopped at once by {name}: the same command goes on from the last checkpoint", exit_code(number))
-            self.signal = self.signal or number
+                leave(number, f"stopped by {called(number)} before a step was done: the same command goes on")
+            if came > 1:
+                leave(number, f"stopped at once by {called(number)}: the same command goes on from the last checkpoint")
+            self._note(number)
             line = (
-                f"\n{name}: stopping after this step, which is saved; a second signal stops at once and saves nothing\n"
+                f"\n{called(number)}: stopping after this step, which is saved; a second signal stops at once and "
+                "saves nothing\n"
             )
-            os.write(2, line.encode())
+            say(line)
+
+        with received(SIGNALS, answer, self._note):
+            yield self
+
+    def _note(self, number: int) -> None:
+        self.signal = self.signal or number
 
 
 def voter(mesh: jax.sharding.Mesh) -> Callable[[int], jax.Array]:
@@ -138,38 +112,19 @@ def voter(mesh: jax.sharding.Mesh) -> Callable[[int], jax.Array]:
     return vote
 
 
-@contextmanager
-def preempted_in_preparation() -> Iterator[None]:
-    """In this block, what asks the system's way to stop raises Preempted; what is prepared goes on where it was."""
-
-    def stop(number: int, _: Any) -> None:
-        name = signal.Signals(number).name
-        raise Preempted(f"stopped by {name} before a step was done: the same command goes on")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in SIGNALS[1:]}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
 class Watch:
     """Ends the process, with one line that names the host, when nothing has moved for too long or a host is lost.
 
     Each host publishes what it is at; so those that wait can name the one they wait for.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float = 0.0) -> None:
         """
         Args:
             timeout: seconds without progress; 0 = for ever.
         """
         self.timeout = timeout
-        self.step, self.what, self.since = 0, "start", time.monotonic()
+        self.step, self.what, self.since = 0, "the preparation", time.monotonic()
         self.failing = threading.Event()
         self._ended = threading.Event()
         self._seen: dict[int, tuple[Any, float]] = {}
@@ -181,13 +136,16 @@ class Watch:
         self.step, self.what, self.since = step, what, time.monotonic()
 
     def __enter__(self) -> Self:
+        if count() > 1:
+            self._publish("runs", self.what)
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        told = self._ended.is_set()
         self._ended.set()
         self._thread.join()
-        if jax.process_count() > 1:
+        if count() > 1 and not told:
             self._publish("ended", "")
 
     @contextmanager
@@ -197,20 +155,24 @@ class Watch:
         try:
             yield
         except BaseException as error:
-            if jax.process_count() > 1 and not isinstance(error, (Interrupted, Preempted)):
+            if count() > 1 and not self._ended.is_set() and not isinstance(error, (Interrupted, Preempted)):
+                if isinstance(error, KeyboardInterrupt):
+                    leave(signal.SIGINT, "interrupted: the same command goes on")
                 if isinstance(error, (jax.errors.JaxRuntimeError, TimeoutError)):
                     self.failing.set()
                     time.sleep(LOST + 3 * PULSE)
                 self._ended.set()
+                self._thread.join(PULSE)
                 self._publish("failed", " ".join(f"{error or type(error).__name__}".split())[:500])
-                time.sleep(LINGER)
+                time.sleep(LINGER if index() == 0 else 0)
+            if count() > 1 and self._ended.is_set():
                 stack.pop_all()
             raise
 
     def _look(self) -> None:
         while not self._ended.wait(PULSE):
             waited = time.monotonic() - self.since
-            if jax.process_count() > 1:
+            if count() > 1:
                 with suppress(jax.errors.JaxRuntimeError):
                     self._publish("runs", self.what)
                     self._look_at_others()
@@ -225,28 +187,34 @@ class Watch:
 
     def _publish(self, status: str, what: str) -> None:
         self._pulse += 1
-        with suppress(jax.errors.JaxRuntimeError):
-            publish("progress", json.dumps([status, socket.gethostname(), self.step, what, self._pulse]))
+        publish("progress", json.dumps([status, socket.gethostname(), self.step, what, self._pulse]))
 
     def _look_at_others(self) -> None:
         now = time.monotonic()
-        for process, text in published("progress").items():
-            status, host, step, what, _ = state = json.loads(text)
-            if process == jax.process_index():
-                continue
+        stopped, told = published(STOPPED), published("progress")
+        for process in set(range(count())) - {index()}:
+            if process in stopped:
+                host, number = json.loads(stopped[process])
+                line = f"{named(host, process)} was stopped by {called(number)}: the same command goes on"
+                self._last(line, exit_code(number))
+            status, host, step, what, _ = state = json.loads(told.get(process, NOTHING))
             if self._seen.get(process, (None, now))[0] != state:
                 self._seen[process] = state, now
             silent = now - self._seen[process][1]
-            name = f"host {host} (process {process} of {jax.process_count()})"
+            name = named(host, process)
             if status == "failed":
-                time.sleep(LINGER if jax.process_index() == 0 else 0)
-                end(f"{name} failed: {what}", FAILED)
+                self._last(f"{name} failed: {what}", FAILED)
             if status == "runs" and silent > (LOST if self.failing.is_set() else SILENT):
                 end(
                     f"{name} is gone: nothing was heard of it for {silent:.0f} s, at {what} (step {step}); the same "
                     "command goes on from the last checkpoint",
                     FAILED,
                 )
+
+    def _last(self, message: str, code: int) -> NoReturn:
+        """Ends the process because of what another one has told, when all can know it."""
+        time.sleep(LINGER if index() == 0 else 0)
+        end(message, code)
 
     def _late(self) -> str:
         """The hosts that are behind, if it is known which."""
@@ -257,9 +225,3 @@ class Watch:
             if (state[2], state[3]) != (self.step, self.what) and state[2] <= self.step
         ]
         return f", while {', '.join(behind)}" if behind else ""
-
-
-def me() -> str:
-    """This host, in words."""
-    of = f" (process {jax.process_index()} of {jax.process_count()})" if jax.process_count() > 1 else ""
-    return f"host {socket.gethostname()}{of}"

@@ -28,8 +28,8 @@ from ctx_jax.data.tokenizers import Tokenizer, utf8_size
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import reading, tell
 from ctx_jax.runs import Trained, divisible_rows, open_run
+from ctx_jax.signals import Interrupted
 from ctx_jax.training.step import on_mesh
-from ctx_jax.training.stopping import Interrupted
 from ctx_jax.transfer.arrays import Vectors, check_output, save
 from ctx_jax.transfer.inputs import Row, Template, grouped, row_length, template
 from ctx_jax.transfer.texts import input_file, input_size, texts

@@ -147,11 +147,6 @@ def test_bad_input_is_named(tmp_path: Path):
         report.write([], tmp_path / "report.html")
     with pytest.raises(FileNotFoundError, match=r"has no metrics\.jsonl: give the folder of a run"):
         report.write([tmp_path], tmp_path / "report.html")
-    run = make_run(tmp_path, "run", steps=2)
-    for damaged in ('{"step": 1}', '{"step": 1, "kind": "other"}', '{"step"', "[]"):
-        (run / "metrics.jsonl").write_text(damaged + "\n")
-        with pytest.raises(ValueError, match=r"metrics\.jsonl .*damaged|damaged, its metrics\.jsonl"):
-            report.write([run], tmp_path / "report.html")
     run = make_run(tmp_path, "other", steps=2)
     (run / "experiment.json").unlink()
     with pytest.raises(ValueError, match="other is damaged"):

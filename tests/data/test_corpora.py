@@ -16,6 +16,7 @@ from ctx_jax import experiment
 from ctx_jax.data import files
 from ctx_jax.data.corpora import SHARE, Mixture, Passage, Sotu, TextFiles, documents
 from ctx_jax.data.passages import PASSAGE
+from ctx_jax.identity import fingerprint
 from ctx_jax.serialization import from_json, to_json
 
 
@@ -357,11 +358,11 @@ def test_mixture_in_an_experiment(tmp_path):
         dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, corpus=c))
         for c in (mixture, Mixture(corpora, (1.0, 0.25)), Mixture(corpora[::-1], (1.0, 0.5)), Sotu())
     ]
-    assert len({experiment.fingerprint(run) for run in runs}) == 4
+    assert len({fingerprint(run) for run in runs}) == 4
     experiment.save(runs[0], tmp_path / "experiment.json")
     again = experiment.load(tmp_path / "experiment.json")
     assert again == runs[0]
-    assert experiment.fingerprint(again) == experiment.fingerprint(runs[0])
+    assert fingerprint(again) == fingerprint(runs[0])
 
 
 def test_fingerprint_of_a_mixture():

@@ -19,7 +19,7 @@ from tests.kills.test_meshes import wait_for
         (signal.SIGKILL, (), r"host {host} \(process 1 of 2\) is gone: nothing was heard of it for \d+ s, at step \d+"),
         (
             signal.SIGSTOP,
-            ("--training.timeout", "60"),
+            ("--training.timeout", "45"),
             r"host {host} \(process 0 of 2\) has waited \d+ s for step \d+, while host {host} \(process 1\) is",
         ),
     ],

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -214,6 +215,19 @@ def test_the_words_arrive_as_they_are_with_the_number_of_the_process(tmp_path, n
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "JOB_INDEX": "2", "JOB_COMPLETION_INDEX": "5", "HOME": "/root"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == ["21", "-m", "ctx_jax", *words]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"restarts": -1}, "--restarts -1: choose 0 or more"),
+        ({"grace": -5}, "--grace -5: choose 0 or more"),
+        ({"slices": 0}, "--slices 0: choose 1 or more"),
+    ],
+)
+def test_numbers_that_are_none(option, message):
+    with pytest.raises(ValueError, match=message):
+        replace(LARGE, **option)
 
 
 def test_it_is_applied_or_printed(programs, capsys, nasty):

@@ -155,6 +155,36 @@ def test_what_is_shown_does_the_same(program, nasty):
     assert sorted(map(json.loads, done.stdout.splitlines())) == [["0", nasty], ["1", nasty]]
 
 
+@pytest.mark.parametrize(("ending", "code"), [("3", 3), ("75", 75), ("os.kill(os.getpid(), 9)", 137), ("0", 0)])
+def test_what_is_shown_ends_with_the_same_code(program, tmp_path, ending, code):
+    """The other process is told to end, unless the first was preempted: then it is saving."""
+    told = tmp_path / "told"
+    command = program(f"""
+if os.environ["NUMBER"] == "1":
+    while not Path({str(told)!r} + ".ready").exists():
+        time.sleep(0.01)
+    sys.exit({ending})
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path({str(told)!r}).touch() or 75))
+Path({str(told)!r} + ".ready").touch()
+time.sleep(0.5 if {code} in (0, 75) else 30)
+""")
+    done = subprocess.run(["bash", "-c", shown(command, numbered(2))], capture_output=True)
+    assert (done.returncode, told.exists()) == (code, code in (3, 137))
+    assert together(command, numbered(2), grace=30)[0] == code
+
+
+def test_who_ends_before_it_can_answer_is_begun_again(program, tmp_path):
+    command = program(f"Path({str(tmp_path / 'ready')!r} + os.environ['NUMBER']).touch()\ntime.sleep(30)")
+
+    def send() -> None:
+        while len(list(tmp_path.glob("ready*"))) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=send, daemon=True).start()
+    assert together(command, numbered(2), grace=30) == (75, [signal.SIGTERM])
+
+
 def test_each_process_has_its_own_devices(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [devices(number, None, 2) for number in range(2)] == [

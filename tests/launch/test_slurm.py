@@ -73,7 +73,9 @@ def ran(text: str, **environment: str) -> int:
     [
         (0, "RUNNING/None", 0, False),
         (1, "RUNNING/None", 0, False),
+        (137, "RUNNING/None", 0, False),
         (75, "RUNNING/None", 0, True),
+        (143, "RUNNING/None", 0, True),
         (75, "COMPLETING/TimeLimit", 2, True),
         (75, "COMPLETING/None", 0, False),  # scancel
         (75, "RUNNING/None", 3, False),

@@ -17,11 +17,12 @@ import pytest
 
 from ctx_jax.cli import main
 from ctx_jax.data.corpora import Mixture, TextFiles
-from ctx_jax.experiment import find, fingerprint, load, save
+from ctx_jax.experiment import find, load, save
+from ctx_jax.identity import fingerprint
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.runs import alone
+from ctx_jax.signals import Interrupted, Preempted
 from ctx_jax.training.checkpoints import find_checkpoint
-from ctx_jax.training.stopping import Interrupted, Preempted
 from launch import sweep, sweep_command
 from launch.sweep import chain, grid, planned
 from launch.sweep_command import RESULTS, Sweep
@@ -86,6 +87,8 @@ def test_whole_parts_and_parts_of_tuples_can_be_varied(tiny):
         ({"training.steps": (0,)}, "training steps 0: choose 1 or more"),
         ({"training.steps": 5}, "training.steps: 5 is one value: give several, as a tuple"),
         ({"model.dtype": "float32"}, "model.dtype: 'float32' is one value"),
+        (["training.steps"], r"the fields are \['training.steps'\]: give a dict of dotted fields and their values"),
+        ({1: (2,)}, "the fields are {1: .2,.}: give a dict"),
         ({"training.steps": ()}, "training.steps: give one value or more"),
         ({"model.heads": (3,)}, "heads 3 does not divide width 128"),
         ({"data.reader": (3,)}, "data.reader 3 has no passes"),
@@ -135,6 +138,8 @@ def test_names_say_what_varies_and_do_not_change(file, tiny):
         ({"x.betas": (0.9, 1e-05), "y": None}, "betas=0.9+1e-05,y=None"),
         ({"x": "/"}, "x=_"),
         ({"x": "long" * 100}, "x=" + ("long" * 100)[:148]),
+        ({"x": "ä" * 200}, "x=" + "ä" * 74),
+        ({"x": "a" + "語" * 200}, "x=a" + "語" * 49),
         ({}, "gpt-tiny"),
     ],
 )
@@ -197,15 +202,9 @@ def test_finished_runs_are_left_out_and_failed_ones_retried_on_request(file, beh
     folder, plans = planned("mine.py:rates")
     assert [plan.state for plan in plans] == ["finished", "failed"] * 2 and starts(plans) == [1, 1, 1, 1]
     recorded = [json.loads(line) for line in (folder / RESULTS).read_text().splitlines()]
-    assert recorded[0] == {
-        "name": "rate=0.001,seed=0",
-        "fingerprint": plans[0].fingerprint,
-        "state": "finished",
-        "run": str(plans[0].folder),
-        "step": 600,
-        "loss": 3.0,
-        "evaluation": {"loss": 4.0},
-    }
+    about = {"name": "rate=0.001,seed=0", "fingerprint": plans[0].fingerprint, "state": "finished"}
+    values = {"step": 600, "loss": 3.0, "evaluation": {"loss": 4.0}, "run": str(plans[0].folder)}
+    assert recorded[0] == {**about, **values}
     assert recorded[1]["state"] == "failed" and "loss" not in recorded[1]
     assert [load(plan.folder / "experiment.json") for plan in plans] == [plan.experiment for plan in plans]
 
@@ -271,7 +270,7 @@ def test_a_sweep_that_is_stopped_goes_on(file, behaviour, number, code, error):
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(error, match="the same command goes on"):
         sweep_command.run("mine.py:rates", Sweep(jobs=2))
-    assert [plan.state for plan in plans] == ["unfinished"] * 4 and starts(plans) == [1, 1, 0, 0]
+    assert [plan.state for plan in plans] == ["unfinished"] * 2 + ["waiting"] * 2 and starts(plans) == [1, 1, 0, 0]
     behaviour("")
     sweep_command.run("mine.py:rates", Sweep(jobs=2))
     assert [plan.state for plan in plans] == ["finished"] * 4 and starts(plans) == [2, 2, 1, 1]
@@ -298,7 +297,55 @@ def test_for_other_launchers_it_prints_the_commands(file, capsys):
         assert command in shown.err
         words = shlex.split(command)[1:]
         assert words == ["-m", "ctx_jax", "train", str(plan.folder / "experiment.json"), "--run", str(plan.folder)]
-        assert load(plan.folder / "experiment.json") == plan.experiment and plan.state == "unfinished"
+        assert load(plan.folder / "experiment.json") == plan.experiment and plan.state == "waiting"
+
+
+def test_what_another_launcher_has_finished_is_left_out(file, tiny, capsys):
+    """Its folder says so: the last step is saved and evaluated."""
+    _, (plan, *others) = planned("mine.py:rates")
+    steps = tiny.training.steps
+    for step, last, state in (
+        (steps - 1, {"train": steps - 1}, "unfinished"),
+        (steps, {"train": steps, "evaluation": steps - 1}, "unfinished"),
+        (steps, {"train": steps, "evaluation": steps}, "finished"),
+    ):
+        metrics = {kind: {"step": at, "kind": kind, "loss": 2.5, "tokens_per_second": 9} for kind, at in last.items()}
+        record = plan.folder / "checkpoints" / str(step) / "record"
+        record.mkdir(parents=True, exist_ok=True)
+        (record / "metadata").write_text(json.dumps({"metrics": metrics}))
+        assert plan.state == state
+    result = sweep_command.run("mine.py:rates", Sweep(launcher="print"))
+    assert (result["finished"], result["left"], len(result["commands"])) == (1, 3, 3)
+    assert result["results"][0]["evaluation"] == {"loss": 2.5} and result["results"][0]["step"] == steps
+    with alone(others[0].folder):
+        assert others[0].state == "running"
+    (plan.folder / "exit_code").write_text("1")  # of an earlier attempt
+    assert plan.state == "finished"
+
+
+def test_a_run_whose_checkpoints_are_lost_has_failed_and_the_others_go_on(file, behaviour, capsys):
+    _, (plan, *others) = planned("mine.py:rates")
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "latest").write_text("7")
+    with pytest.raises(ChildProcessError, match=r"1 of 4 .*seed=0: .* was saved at step 7, but no checkpoint is left"):
+        sweep_command.run("mine.py:rates", Sweep())
+    assert [each.state for each in (plan, *others)] == ["failed", *["finished"] * 3] and starts(others) == [1, 1, 1]
+    result = sweep_command.run("mine.py:rates", Sweep(launcher="print"))
+    assert (result["failed"], result["left"], result["commands"]) == (1, 0, [])
+    assert "was saved at step 7" in result["results"][0]["error"] and "error" not in result["results"][1]
+    assert capsys.readouterr().err.count("rate=0.001,seed=0: runs/sweeps") == 2
+    (plan.folder / "exit_code").write_text("0")  # what is finished needs no checkpoint
+    assert "error" not in sweep_command.run("mine.py:rates", Sweep())["results"][0]
+
+
+@pytest.mark.parametrize("text", ["", "3\n", "[1]\n", "null\n", "{\n"])
+def test_a_result_that_is_none(file, text):
+    _, (plan, *_) = planned("mine.py:rates")
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "result.json").write_text(text)
+    (plan.folder / "exit_code").write_text("0")
+    assert plan.result == {} and plan.state == "finished"
+    assert sweep_command.run("mine.py:rates", Sweep(launcher="print"))["finished"] == 1
 
 
 def test_on_slurm_it_is_one_array_of_what_is_left(file, behaviour, programs, capsys, tmp_path):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
+import sys
 import tarfile
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,11 +32,21 @@ if action == "describe":
     print(next_of("states", "ACTIVE"))
 elif action == "scp":
     shutil.copy(sys.argv[5], folder / "copied.tar.gz")
+    sys.exit(int(next_of("copies", "0")))
 elif action == "ssh" and any(word.startswith("--command=cd ctx_jax && exec ") for word in sys.argv):
     print("a line of the run", flush=True)
     sys.exit(int(next_of("codes", "0")))
+elif action == "ssh":
+    if code := int(next_of("preparations", "0")):
+        sys.exit(print("a long story\\nno connection", file=sys.stderr) or code)
 elif action == "create":
     sys.exit(int(next_of("created", "0")))
+"""
+
+HANGS = """
+    import time
+    Path({!r}).touch()
+    time.sleep(30)
 """
 
 POD = "--name run-1 --zone us-east5-a --accelerator v5litepod-16 --poll 0".split()
@@ -101,6 +116,51 @@ def test_a_pod_that_is_taken_back_is_made_again(gcloud):
     assert actions(gcloud) == [*ONE, "delete", *ONE, "describe", "delete", *ONE, "delete"]
 
 
+def test_a_pod_that_is_taken_back_before_it_runs_is_made_again(gcloud):
+    """While it is waited for, while the code is copied, and while it is set up."""
+    (gcloud.folder / "copies").write_text("1 0 0")
+    (gcloud.folder / "preparations").write_text("255 0")
+    (gcloud.folder / "states").write_text("ACCEPTED SUSPENDING ACTIVE SUSPENDED ACTIVE FAILED ACTIVE")
+    assert tpu_pod.main([*POD, "--", "doctor"]) == 0
+    waiting, copying = ["create", "describe", "describe", "delete"], ["create", "describe", "scp", "describe", "delete"]
+    assert actions(gcloud) == [*waiting, *copying, *ONE[:4], "describe", "delete", *ONE, "delete"]
+
+
+def test_a_preparation_that_fails_is_not_tried_again(gcloud, capsys):
+    (gcloud.folder / "preparations").write_text("1")
+    with pytest.raises(ChildProcessError) as error:
+        tpu_pod.main([*POD, "--", "doctor"])
+    assert str(error.value) == "gcloud compute tpus queued-resources ssh run-1 failed (exit code 1): no connection"
+    assert "a long story" in capsys.readouterr().err
+    assert actions(gcloud) == [*ONE[:4], "describe", "delete"]
+
+
+def test_a_launcher_that_is_told_to_stop_while_it_waits_deletes_the_pod(gcloud, tmp_path):
+    ready = tmp_path / "ready"
+    gcloud.add("gcloud", GCLOUD.replace('print(next_of("states", "ACTIVE"))', HANGS.format(str(ready))))
+    begin = "from launch import command, tpu_pod; command.run(tpu_pod.main)"
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen([sys.executable, "-c", begin, *POD, "--", "doctor"], stderr=log)
+    when(ready, lambda: launcher.send_signal(signal.SIGHUP))
+    assert launcher.wait(30) == 75 and actions(gcloud) == ["create", "describe", "delete"]
+    assert (tmp_path / "log").read_text().splitlines()[-1] == "error: stopped by SIGHUP: give the same command again"
+
+
+def test_a_launcher_that_is_told_to_stop_while_it_runs_makes_no_new_pod(gcloud, tmp_path):
+    ready = tmp_path / "ready"
+    gcloud.add("gcloud", GCLOUD.replace('print("a line of the run", flush=True)', HANGS.format(str(ready))))
+    threading.Thread(target=when, args=(ready, lambda: os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
+    assert tpu_pod.main([*POD, "--", "doctor"]) == 75
+    assert actions(gcloud) == [*ONE, "delete"]
+
+
+def when(file: Path, act: Callable[[], object]) -> None:
+    """Acts when the file is there."""
+    while not file.exists():
+        time.sleep(0.02)
+    act()
+
+
 def test_retries_are_counted(gcloud):
     (gcloud.folder / "codes").write_text("75 75 75")
     assert tpu_pod.main([*POD, "--retries", "1", "--", "doctor"]) == 75
@@ -120,7 +180,10 @@ def test_a_pod_that_cannot_be_had_is_deleted_too(gcloud, capsys):
     assert actions(gcloud) == ["create", "describe", "describe", "delete"]
     gcloud.file.unlink()
     (gcloud.folder / "created").write_text("1")
-    with pytest.raises(ChildProcessError, match="gcloud compute tpus queued-resources failed"):
+    with pytest.raises(
+        ChildProcessError,
+        match=r"^gcloud compute .* create run-1 failed \(exit code 1\): it said nothing$",
+    ):
         tpu_pod.main([*POD, "--", "doctor"])
     assert actions(gcloud) == ["create"]  # what this did not make it does not delete
 
@@ -142,6 +205,12 @@ def test_what_is_shown_does_the_same(gcloud, capsys, nasty):
     capsys.readouterr()
     assert tpu_pod.main([*POD, "--dry-run", "--", *nasty]) == 0
     assert gcloud.calls == []
-    subprocess.run(["bash", "-ec", capsys.readouterr().out], check=True, capture_output=True, env=dict(os.environ))
+    lines = capsys.readouterr().out
+    subprocess.run(["bash", "-c", lines], check=True, capture_output=True)
+    shown = gcloud.words
+    for code in ("3", "75"):
+        (gcloud.folder / "codes").write_text(code)
+        done = subprocess.run(["bash", "-c", lines], capture_output=True)
+        assert done.returncode == int(code) and actions(gcloud)[-2:] == ["run", "delete"]
     local_archive = [[re.sub(r"^/.*/ctx_jax.tar.gz$", "ctx_jax.tar.gz", word) for word in words] for words in calls]
-    assert gcloud.words == local_archive
+    assert shown == local_archive

@@ -41,7 +41,7 @@ def test_a_state_comes_back_bit_for_bit(tmp_path, capfd, memory):
         checkpoints.save(3, state, {"experiment": {"name": "a"}})
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         found = checkpoints.restore(3, abstract(state))
-        assert checkpoints.record(3) == {"experiment": {"name": "a"}}
+        assert checkpoints.record(3) == {"step": 3, "experiment": {"name": "a"}}
         assert_equal(checkpoints.restore_params(3, abstract(state).params), state.params)
     assert jax.tree.structure(found) == jax.tree.structure(state)
     assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,15 @@ import jax
 import pytest
 
 from ctx_jax.parallel.mesh import Mesh
-from ctx_jax.training import loop
-from ctx_jax.training.checkpoints import Checkpoints
+from ctx_jax.signals import Interrupted
+from ctx_jax.training import checksums, loop
+from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, saved
 from ctx_jax.training.loop import Evaluator, Text, Training
-from ctx_jax.training.metrics import TIMES, Diverged, Meter, read_metrics
+from ctx_jax.training.metrics import TIMES, Diverged, Meter, Metrics, read_metrics
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, variables
-from ctx_jax.training.stopping import Interrupted
+from ctx_jax.training.stopping import Watch
 from tests.training.fakes import Forgetful, Model, Objective, Rows, Store, assert_equal, make_batch, prepared
 
 MESH = Mesh().build(jax.devices()[:1])
@@ -38,7 +40,8 @@ PIECES = {
 
 
 def train(run, **changes):
-    return loop.train(**{**PIECES, "run": run, **changes})
+    with Watch() as watch:
+        return loop.train(**{**PIECES, "run": run, "watch": watch, **changes})
 
 
 def final(run, step=6, model=PIECES["model"]):
@@ -87,7 +90,10 @@ def test_a_run_leaves_what_it_promises(whole):
     assert json.dumps(result)
     with Checkpoints(run) as checkpoints:
         assert checkpoints.steps() == [4, 6]
-        assert checkpoints.record(6) == {"experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True}
+        assert checkpoints.record(6) == {
+            "step": 6, "experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True,
+            "metrics": {line["kind"]: line for line in read_metrics(run)[-2:]},
+        }  # fmt: skip
 
 
 def test_a_run_learns(whole):
@@ -100,6 +106,74 @@ def test_a_finished_run_is_not_run_again(whole):
     before = (run / "metrics.jsonl").read_text()
     assert train(run) == result
     assert (run / "metrics.jsonl").read_text() == before
+
+
+def test_a_finished_run_says_how_it_ended_whatever_became_of_its_metrics(whole, tmp_path):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    said = {**whole[1], "run": str(run)}
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-2]
+    (run / "metrics.jsonl").write_text("".join(kept))
+    assert train(run) == said
+    (run / "metrics.jsonl").unlink()
+    assert train(run) == said
+
+
+def test_of_an_older_checkpoint_the_metrics_say_it(whole, tmp_path):
+    run = shutil.copytree(whole[0], tmp_path / "run")
+    file = run / "checkpoints/6/record/metadata"
+    file.write_text(json.dumps({"experiment": {"name": "fake"}, "reader_start": 0, "evaluated": True}))
+    checksums.write(run / "checkpoints/6")
+    assert train(run) == {**whole[1], "run": str(run)}
+    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:-2]
+    (run / "metrics.jsonl").write_text("".join(kept))
+    with pytest.raises(ValueError, match=r"run is finished, but its metrics.jsonl does not say with what: evaluate"):
+        train(run)
+
+
+def test_metrics_are_on_disk_before_the_checkpoint_that_follows_from_them(tmp_path, monkeypatch):
+    order = []
+    write, settle, save = Metrics.write, Metrics.settle, Checkpoints.save
+    monkeypatch.setattr(Metrics, "write", lambda self, *line: [order.append(line[:2]), write(self, *line)])
+    monkeypatch.setattr(Metrics, "settle", lambda self: [order.append("settle"), settle(self)])
+    monkeypatch.setattr(Checkpoints, "save", lambda self, step, *rest: [order.append(step), save(self, step, *rest)])
+    train(tmp_path)
+    assert order == [
+        *(("train", step) for step in (1, 2, 3, 4)), ("evaluation", 4), "settle", 4,
+        ("train", 5), ("train", 6), ("evaluation", 6), "settle", 6,
+    ]  # fmt: skip
+
+
+def test_each_thing_that_is_waited_for_before_the_first_step_has_its_own_time(tmp_path, monkeypatch):
+    at, told = Watch.at, []
+    monkeypatch.setattr(Watch, "at", lambda self, *what: [told.append(what), at(self, *what)])
+    with monkeypatch.context() as patch:
+        interrupt(patch, 1)
+        with pytest.raises(Interrupted):
+            train(tmp_path)
+    compiled = "the first step, which is compiled"
+    sums = (0, "the checksums of the newest checkpoint")
+    assert told[told.index(sums) :][:4] == [sums, (0, "the first state"), (0, compiled), (1, "step 1")]
+    told.clear()
+    train(tmp_path)
+    assert told[told.index(sums) :][:4] == [sums, (1, "the state of step 1"), (1, compiled), (2, "step 2")]
+
+
+def test_the_best_step_is_known_without_the_metrics(tmp_path, monkeypatch, capsys):
+    losses = {2: 1.0, 4: 3.0, 6: 2.0}
+    values = iter(losses.values())
+    monkeypatch.setattr(Evaluator, "__call__", lambda *_: {"loss": next(values)})
+    training = replace(TRAINING, evaluate_every=2, checkpoint_every=0, keep=1, best="loss")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 5)
+        with pytest.raises(Interrupted):
+            train(tmp_path, training=training)
+    assert saved(tmp_path) == [2, 5]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert train(tmp_path, training=training)["evaluation"] == {"loss": 2.0}
+    assert "metrics.jsonl has lost lines that it had at step 5" in capsys.readouterr().err
+    assert saved(tmp_path) == [2, 6]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert find_checkpoint(tmp_path, "best") == (tmp_path, 2)
 
 
 def test_interrupted_at_every_step_equals_never_stopped(whole, tmp_path, monkeypatch, capsys):
@@ -117,15 +191,19 @@ def test_interrupted_at_every_step_equals_never_stopped(whole, tmp_path, monkeyp
     assert "goes on after step 5 of 6" in capsys.readouterr().err
 
 
-def test_killed_between_checkpoints_equals_never_stopped(whole, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        interrupt(patch, 6, error=RuntimeError("killed"))
-        with pytest.raises(RuntimeError, match="killed"):
-            train(tmp_path)
-    assert lines(tmp_path)[-1]["step"] == 5
+def test_killed_between_checkpoints_equals_never_stopped(whole, tmp_path, monkeypatch, capsys):
+    """Before the first, too: nothing stands in the way of beginning again."""
+    for step, checkpoints in ((3, []), (6, [4])):
+        with monkeypatch.context() as patch:
+            interrupt(patch, step, error=RuntimeError("killed"))
+            with pytest.raises(RuntimeError, match="killed"):
+                train(tmp_path)
+        assert lines(tmp_path)[-1]["step"] == step - 1 and saved(tmp_path) == checkpoints
+        assert begun(tmp_path) == bool(checkpoints)
     train(tmp_path)
     assert_equal(final(tmp_path), final(whole[0]))
     assert lines(tmp_path) == lines(whole[0])
+    assert "note" not in capsys.readouterr().err
 
 
 def test_a_run_that_diverges_names_the_step_and_the_checkpoint(tmp_path):

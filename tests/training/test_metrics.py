@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -91,10 +92,63 @@ def test_summary_of_a_run(tmp_path):
         metrics.write("train", 1, {"loss": 3.0, "tokens_per_second": 5.0})
         metrics.write("train", 2, {"loss": 2.0, "tokens_per_second": 7.0})
         metrics.write("evaluation", 2, {"loss": 2.5, "accuracy": 0.5})
-    assert summary(tmp_path) == {
+    expected = {
         "run": str(tmp_path), "step": 2, "loss": 2.0, "evaluation": {"loss": 2.5, "accuracy": 0.5},
         "tokens_per_second": 7.0,
     }  # fmt: skip
+    assert summary(tmp_path, 2) == summary(tmp_path, 2, metrics.last) == expected
+    for step in (1, 3):  # an end that is lost, of either kind
+        with pytest.raises(ValueError, match=r"is finished, but its metrics.jsonl does not say with what: evaluate"):
+            summary(tmp_path, step)
+    file = tmp_path / FILE
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="does not say with what"):
+        summary(tmp_path, 2)
+
+
+DAMAGED = ("{}", "[]", '{"step": 1}', '{"step": 1, "kind": "other"}', '{"step": "1", "kind": "train"}', "\0\0", "{")
+
+
+def test_what_can_be_read_is_read_and_the_rest_told_of(tmp_path, capsys):
+    """A last line may be torn, or lack its end alone; another is damaged."""
+    good = ['{"step": 1, "kind": "train", "loss": 3.0}', '{"step": 2, "kind": "train", "loss": 2.0}']
+    (tmp_path / FILE).write_bytes("\n".join([good[0], *DAMAGED, good[1]]).encode() + b"\n\xff\n" + b'{"step": 3, "ki')
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+    assert capsys.readouterr().err == (
+        f"note: {tmp_path}/metrics.jsonl is damaged at line 2, 3, 4, 5, 6 and 3 more, which is left out\n"
+    )
+    (tmp_path / FILE).write_text("\n".join(good))
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_goes_on_over_a_damaged_line(tmp_path, capsys):
+    with Metrics(tmp_path, 0) as metrics:
+        for step in (1, 2, 3):
+            metrics.write("train", step, {"loss": 1.0 / step})
+        last = dict(metrics.last)
+    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / FILE).write_text(lines[0] + lines[1][7:] + lines[2])
+    with Metrics(tmp_path, 3, last=last) as metrics:
+        assert metrics.last == last
+    assert capsys.readouterr().err == f"note: {tmp_path}/metrics.jsonl is damaged at line 2, which is left out\n"
+    assert (tmp_path / FILE).read_text() == lines[0] + lines[2]
+    (tmp_path / FILE).unlink()
+    with Metrics(tmp_path, 3, last=last) as metrics:
+        assert metrics.last == last
+    assert "metrics.jsonl has lost lines that it had at step 3" in capsys.readouterr().err
+
+
+def test_settled_lines_are_on_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
+    with Metrics(tmp_path, 0) as metrics:
+        metrics.write("train", 1, {"loss": 1.0})
+        metrics.settle()
+        place, folder = (tmp_path / FILE).stat(), tmp_path.stat()
+        ours = [each for each in synced if each.st_ino in (place.st_ino, folder.st_ino)]  # TensorBoard has its own
+    assert [each.st_ino for each in ours] == [place.st_ino, folder.st_ino, place.st_ino]
+    assert [ours[0].st_size, ours[2].st_size] == [0, place.st_size]
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):

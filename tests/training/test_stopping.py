@@ -14,9 +14,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from ctx_jax.signals import Preempted
 from ctx_jax.training.checkpoints import saved
 from ctx_jax.training.loop import Evaluator
-from ctx_jax.training.stopping import Preempted, Stop, preempted_in_preparation
+from ctx_jax.training.stopping import Stop
 from tests.kills.processes import environment, start, start_hosts
 from tests.training.fakes import assert_equal
 from tests.training.test_loop import MESH, TRAINING, final, interrupt, lines, train, whole
@@ -97,13 +98,6 @@ def test_the_best_step_stays(tmp_path: Path):
     assert_equal(final(tmp_path / "other"), final(tmp_path / "run"))
     with pytest.raises(ValueError, match="training best 'accuracy': the lowest stays"):
         replace(training, best="accuracy")
-
-
-def test_a_notice_during_preparation():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Preempted, match="stopped by SIGTERM before a step was done"), preempted_in_preparation():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_nobody_asked():
