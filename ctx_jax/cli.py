@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def keep_compiled() -> None:
     """What XLA compiles is kept from command to command, in $JAX_COMPILATION_CACHE_DIR or the user's cache: the second
     start is quick, and on a GPU a run goes on with the very kernels that were chosen when it began."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
         jax.config.update("jax_compilation_cache_dir", str(cache / "ctx_jax" / "compiled"))
 
