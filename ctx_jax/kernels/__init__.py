@@ -36,6 +36,11 @@ def obstacle(query: jax.Array) -> str | None:
     major = str(device.compute_capability).partition(".")[0]  # AMD's are names
     if not major.isdecimal() or int(major) < 8:
         return f"{device.device_kind} of compute capability {device.compute_capability} (the kernels need NVIDIA's 8.0)"
+    return uneven(query)
+
+
+def uneven(query: jax.Array) -> str | None:
+    """Which axis of the query does not divide evenly over the current mesh; None if all do."""
     mesh = jax.sharding.get_abstract_mesh()
     for axis, size in (("batch", query.shape[0]), ("heads", query.shape[2])):
         shards = math.prod(mesh.shape[name] for name in RULES[axis] if name in mesh.shape)
