@@ -1,0 +1,171 @@
+"""The attention kernels beside their twins of plain JAX, on this device: are they right, and how fast are they?
+
+    python experiments/benchmarks/kernels.py
+    python experiments/benchmarks/kernels.py --cases txl --tiny
+
+Fresh random inputs in bf16, dropout on where the model has it. One JSON line for each case:
+
+    errors          [kernel's, twin's]: |x - exact| / |exact| of the output and of each gradient; exact is the twin in fp32
+    kernel_ms, twin_ms      forward and backward pass of each, both in bf16; median of --repeats
+    device          its kind
+
+Exit code 1 if an error of the kernel is not a number, or above 1e-2 and five times its twin's (the kernel's backward pass
+rounds the gradient of each score, the twin's does not). `--tiny` interprets the kernels, on a CPU, in small sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ctx_jax.kernels import flash
+from ctx_jax.layers import attention, relative
+from ctx_jax.layers.masks import Segments, Visibility
+
+LARGEST = 1e-2
+Function = Callable[..., Any]
+
+
+class Case(NamedTuple):
+    """Sizes of one layer's attention in a published training."""
+
+    rows: int
+    queries: int
+    keys: int
+    heads: int
+    rate: float
+    kind: str
+
+
+CASES = {
+    "txl": Case(32, 512, 1024, 8, 0.0, "causal"),
+    "xlnet_content": Case(32, 512, 512, 12, 0.1, "permuted"),
+    "xlnet_query": Case(32, 85, 512, 12, 0.1, "query"),
+    "bert": Case(64, 512, 512, 12, 0.1, "plain"),
+    "gpt_band": Case(8, 2048, 2048, 12, 0.0, "band"),
+}
+CHANNELS, WINDOW = 64, 256
+
+
+def functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Array], Function, Function]:
+    """Operands in fp32, and the kernel and its twin as functions of them."""
+    keys = jax.random.split(key, 12)
+    rows, queries, length, heads = case[:4]
+
+    def normal(index: int, *shape: int) -> jax.Array:
+        return jax.random.normal(keys[index], shape)
+
+    documents = jnp.ones((rows, length), jnp.int32).at[:, : length // 9].set(2)  # two in a row
+    qkv = [normal(n, rows, size, heads, CHANNELS) for n, size in enumerate((queries, length, length))]
+    window = min(WINDOW, length // 2) if case.kind == "band" else None
+    if case.kind in ("plain", "band"):
+        causal = case.kind == "band"
+        ranks = jnp.arange(length)[None] if causal else jnp.zeros((1, length), jnp.int32)
+        visibility = Visibility(documents, documents, ranks, ranks - (window or 0) + 1 if causal else ranks, ranks)
+
+        def kernel(*x: Any) -> jax.Array:
+            return flash.attention(x[0], x[1], x[2], visibility, case.rate, keys[11], interpret=interpret)
+
+        def twin(*x: Any) -> jax.Array:
+            options: Any = {"causal": causal, "window": window, "rate": case.rate, "dropout_key": keys[11]}
+            return attention.attention(x[0], x[1], x[2], documents, documents, **options)[0]
+
+        return qkv, kernel, twin
+
+    order = jax.vmap(lambda key: jax.random.permutation(key, length))(jax.random.split(keys[3], rows))
+    places = jnp.argsort(order, axis=1)[:, :queries] if case.kind == "query" else None
+    at = jnp.broadcast_to(jnp.arange(length - queries, length), (rows, queries)) if places is None else places
+    ranks = jnp.arange(length)[None] if case.kind == "causal" else order
+    highest = at if case.kind == "causal" else jnp.take_along_axis(order, at, axis=1) - (case.kind == "query")
+    own = jnp.take_along_axis(documents, at, axis=1)
+    visibility = Visibility(own, documents, ranks, jnp.full((1, 1), -1), highest)
+    distances = length if case.kind == "causal" else length + queries if places is None else 2 * length
+    biases = [normal(n, heads, CHANNELS) for n in (5, 6, 7)]
+    operands = [*qkv, normal(4, distances, heads, CHANNELS), *biases, normal(8, 2, heads, CHANNELS)]
+    sides = [jax.random.randint(keys[n], (rows, size), 0, 2) for n, size in ((9, queries), (10, length))]
+
+    def segments(*x: Any) -> Segments | None:
+        return Segments(*sides, x[1], x[0]) if x else None
+
+    def kernel(*x: Any) -> jax.Array:
+        position = flash.Position(x[3], x[4], x[5], None, places)
+        given = segments(*x[6:])
+        return flash.relative_attention(
+            x[0], x[1], x[2], position, visibility, given, case.rate, keys[11], interpret=interpret
+        )
+
+    def twin(*x: Any) -> jax.Array:
+        options: Any = {"places": places, "segments": segments(*x[6:]), "rate": case.rate, "dropout_key": keys[11]}
+        return relative.relative_attention(x[0], x[1], x[2], x[3], x[4], x[5], visibility, **options)[0]
+
+    return operands if case.kind != "causal" else operands[:6], kernel, twin
+
+
+def measure(name: str, case: Case, repeats: int, seed: int, interpret: bool) -> dict[str, Any]:
+    """What the module's docstring lists, of one case."""
+    operands, kernel, twin = functions(case, jax.random.key(seed), interpret)
+    weights = jax.random.normal(jax.random.key(seed + 1), (*operands[0].shape[:3], CHANNELS))
+
+    def both(function: Function, *x: jax.Array) -> Any:
+        y, pull = jax.vjp(function, *x)
+        return y, pull(weights.astype(y.dtype))
+
+    narrow = [x.astype(jnp.bfloat16) for x in operands]
+    exact = jax.jit(partial(both, twin))(*(x.astype(jnp.float32) for x in narrow))
+    sides = [jax.jit(partial(both, function)) for function in (kernel, twin)]
+    names = ["output", "query", "key", "value", "relative", "content_bias", "position_bias", "segment_bias", "segments"]
+    leaves = [jax.tree.leaves(x) for x in (*(side(*narrow) for side in sides), exact)]
+    errors = {name: (error(a, c), error(b, c)) for name, a, b, c in zip(names, *leaves, strict=False)}
+    return {
+        "case": name,
+        "errors": errors,
+        "kernel_ms": timed(sides[0], narrow, repeats),
+        "twin_ms": timed(sides[1], narrow, repeats),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def error(x: jax.Array, exact: jax.Array) -> float:
+    return round(float(jnp.linalg.norm(x.astype(jnp.float32) - exact) / jnp.linalg.norm(exact)), 5)
+
+
+def timed(function: Function, operands: list[jax.Array], repeats: int) -> float:
+    """Median milliseconds of a call, of ten that are waited for together."""
+    jax.block_until_ready(function(*operands))
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready([function(*operands) for _ in range(10)])
+        seconds.append((time.perf_counter() - start) / 10)
+    return round(statistics.median(seconds) * 1e3, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, interpreted: to try the script on a CPU")
+    options = parser.parse_args()
+    failed = False
+    for name in options.cases:
+        case = CASES[name]
+        if options.tiny:
+            case = case._replace(rows=2, heads=2, queries=max(case.queries // 8, 16), keys=case.keys // 8)
+        result = measure(name, case, options.repeats, options.seed, options.tiny)
+        failed |= not all(ours < max(LARGEST, 5 * twin) for ours, twin in result["errors"].values())
+        print(json.dumps(result), flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from experiments.benchmarks import kernels
+
+
+def test_a_kernel_is_compared_with_its_twin(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--tiny", "--repeats", "1", "--cases", "bert"])
+    with pytest.raises(SystemExit) as exit:
+        kernels.main()
+    result = json.loads(capsys.readouterr().out)
+    assert exit.value.code == 0
+    assert result["errors"].keys() == {"output", "query", "key", "value"}
+    for ours, twin in result["errors"].values():
+        assert 1e-4 < ours < 1e-2 and 1e-4 < twin < 1e-2
+
+    wrong = kernels.flash.attention
+    monkeypatch.setattr(kernels.flash, "attention", lambda *x, **options: 1.02 * wrong(*x, **options))
+    with pytest.raises(SystemExit) as exit:
+        kernels.main()
+    assert exit.value.code == 1
