@@ -5,12 +5,12 @@
 
 Fresh random inputs in bf16, dropout on where the model has it. One JSON line for each case:
 
-    errors          [kernel's, twin's]: |x - exact| / |exact| of the output and of each gradient; exact is the twin in fp32
+    errors          [kernel's, twin's] of the output and each gradient: |x - exact| / |exact|, exact being the twin in fp32
     kernel_ms, twin_ms      forward and backward pass of each, both in bf16; median of --repeats
     device          its kind
 
-Exit code 1 if an error of the kernel is not a number, or above 1e-2 and five times its twin's (the kernel's backward pass
-rounds the gradient of each score, the twin's does not). `--tiny` interprets the kernels, on a CPU, in small sizes.
+Exit code 1 if an error of the kernel is not a number, or above 1e-2 and five times its twin's (the kernel's backward
+pass rounds the gradient of each score, the twin's does not). `--tiny` interprets the kernels, on a CPU, in small sizes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Arr
     sides = [jax.random.randint(keys[n], (rows, size), 0, 2) for n, size in ((9, queries), (10, length))]
 
     def segments(*x: Any) -> Segments | None:
-        return Segments(*sides, x[1], x[0]) if x else None
+        return Segments(sides[0], sides[1], x[1], x[0]) if x else None
 
     def kernel(*x: Any) -> jax.Array:
         position = flash.Position(x[3], x[4], x[5], None, places)
