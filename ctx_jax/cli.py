@@ -153,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whatever a library or an experiment prints belongs on stderr; help that was asked for does not.
         output = contextlib.nullcontext() if is_help(rest) else contextlib.redirect_stdout(sys.stderr)
         with output, ended_by_notice():
+            keep_compiled()
             result = COMMANDS[command](rest)
         if speaks():
             print(json.dumps(result), flush=True)
@@ -160,6 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments and not isinstance(error, (Interrupted, Preempted)):
             raise
         fail(*explained(error))
+
+
+def keep_compiled() -> None:
+    """What XLA compiles is kept from command to command, in $JAX_COMPILATION_CACHE_DIR or the user's cache: the second
+    start is quick, and on a GPU a run goes on with the very kernels that were chosen when it began."""
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+        jax.config.update("jax_compilation_cache_dir", str(cache / "ctx_jax" / "compiled"))
 
 
 def named_command(words: list[str]) -> tuple[str, list[str]]:

@@ -18,6 +18,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ctx_jax import kernels
 from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.experiment import Experiment
 from ctx_jax.layers.parameters import axes_of
@@ -86,8 +87,11 @@ def versions() -> dict[str, str | None]:
 
 
 def attention_path() -> dict[str, str]:
-    """{"path", "why"}: how attention is computed on these devices."""
-    return {"path": "xla", "why": "the only path so far, on every device"}
+    """{"path", "why"}: how a model in bfloat16 computes attention on these devices."""
+    obstacle = kernels.obstacle(jnp.zeros((1, 1, 1, 1), jnp.bfloat16))
+    if obstacle is None:
+        return {"path": "kernels", "why": "in bfloat16: cuDNN where it can, else the fused kernels"}
+    return {"path": "xla", "why": obstacle}
 
 
 def needs(experiment: Experiment) -> dict[str, Any]:
@@ -139,7 +143,10 @@ def needs(experiment: Experiment) -> dict[str, Any]:
         "tensors": tensors,
         "bytes_per_device": {**parts, "total": sum(parts.values())},
         "train_flops_per_token": train_flops_per_token(
-            experiment.model, batch["tokens"].shape[1], batch["targets"].shape[1]
+            experiment.model,
+            batch["tokens"].shape[1],
+            batch["targets"].shape[1],
+            getattr(experiment.objective, "perm_size", None),
         ),
     }
 

@@ -168,7 +168,11 @@ class Sentences:
             documents[row, : last + 1] = 1
             begins[row, 1:last] = store.flags[slice(*plan[index])][kept] & WORD > 0
         batch = row_fields(tokens, documents, begins, vocabulary)
-        return batch | {"lengths": lengths(documents), "example": example.astype(np.int32), "epoch": epoch.astype(np.int32)}
+        return batch | {
+            "lengths": lengths(documents),
+            "example": example.astype(np.int32),
+            "epoch": epoch.astype(np.int32),
+        }
 
 
 PAIR = np.dtype(

@@ -1,12 +1,11 @@
-"""Kernels for accelerators. Each has a twin of plain JAX in `layers`, which says what it computes and against which it is
-tested; the layers ask here which of the two runs.
+"""Kernels for accelerators. Each has a twin of plain JAX in `layers`, which says what it computes and against which it
+is tested; the layers ask here which of the two runs.
 
-Where no kernel can run, the twin does, and the log says once why.
+Where no kernel can run, the twin does; a run says at its start which it was, and why.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 
 import jax
@@ -14,8 +13,7 @@ import jax.numpy as jnp
 
 from ctx_jax.parallel.sharding import RULES
 
-log = logging.getLogger(__name__)
-_paths: dict[str, str] = {}  # what has been logged
+_paths: dict[str, str] = {}  # for people only: nothing depends on it
 
 
 def paths() -> dict[str, str]:
@@ -24,10 +22,8 @@ def paths() -> dict[str, str]:
 
 
 def chose(operation: str, path: str) -> None:
-    """Logs which path an operation takes, when it changes."""
-    if _paths.get(operation) != path:
-        _paths[operation] = path
-        log.info("%s: %s", operation, path)
+    """Notes which path an operation takes."""
+    _paths[operation] = path
 
 
 def obstacle(query: jax.Array) -> str | None:
@@ -36,9 +32,15 @@ def obstacle(query: jax.Array) -> str | None:
         return f"no kernel for {jax.default_backend()}"
     if query.dtype not in (jnp.bfloat16, jnp.float16):
         return f"{query.dtype} (the kernels take bfloat16: set model.dtype)"
-    capability = jax.local_devices()[0].compute_capability
-    if float(capability) < 8:
-        return f"compute capability {capability} (the kernels need 8.0)"
+    device = jax.local_devices()[0]
+    major = str(device.compute_capability).partition(".")[0]  # AMD's are names
+    if not major.isdecimal() or int(major) < 8:
+        return f"{device.device_kind} of compute capability {device.compute_capability} (the kernels need NVIDIA's 8.0)"
+    return uneven(query)
+
+
+def uneven(query: jax.Array) -> str | None:
+    """Which axis of the query does not divide evenly over the current mesh; None if all do."""
     mesh = jax.sharding.get_abstract_mesh()
     for axis, size in (("batch", query.shape[0]), ("heads", query.shape[2])):
         shards = math.prod(mesh.shape[name] for name in RULES[axis] if name in mesh.shape)

@@ -1,7 +1,8 @@
-"""cuDNN's attention for GPUs, for rows that are one document and then padding.
+"""cuDNN's causal attention for GPUs, for rows that are one document: what comes after it, padding, is then never seen.
 
-`jax.nn.dot_product_attention` hands on all of it that is used here; what JAX keeps for itself, its dropout, has a seed
-that is fixed at compilation, so that every step would drop the same: attention with dropout is `kernels.flash`'s.
+JAX hands on more of cuDNN than is used here. Its dropout has a seed that is fixed at compilation, so that every step
+would drop the same; with lengths of rows, the graph of the backward pass failed to load (jax 0.11.2, cuDNN of CUDA 13):
+both are `kernels.flash`'s.
 """
 
 from __future__ import annotations
@@ -9,17 +10,6 @@ from __future__ import annotations
 import jax
 
 
-def attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, lengths: jax.Array, *, causal: bool, window: int | None
-) -> jax.Array:
-    """query, key, value [B, T, H, C]; each row's first `lengths` [B] places are its document -> [B, T, H, C]."""
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=causal,
-        query_seq_lengths=lengths,
-        key_value_seq_lengths=lengths,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation="cudnn",
-    )
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """query, key, value [B, T, H, C] -> [B, T, H, C]."""
+    return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation="cudnn")

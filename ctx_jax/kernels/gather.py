@@ -1,6 +1,6 @@
 """A gather inside a Pallas kernel on a GPU: Triton has one (through shared memory), Pallas does not hand it on.
 
-The one file that reaches behind JAX's public interface for Pallas; `tests/kernels` names the versions it was tried with.
+The one file that reaches behind JAX's public interface; `tests/kernels` names the versions that it was tried with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.triton import dialect
 from jax._src.pallas.triton import lowering
 from jax.extend.core import Primitive

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.kernels import chose, cudnn, flash
+from ctx_jax.kernels import chose, cudnn, flash, splash
 from ctx_jax.layers import masks
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear
@@ -38,29 +38,34 @@ def attention(
     window: int | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    lengths: jax.Array | None = None,
+    one_document: bool = False,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] of the same document -> [B, T, H, C].
 
     The documents [B, T] and [B, S] are packing ids, 0 = padding; the queries are the last T of the S places. `causal`
     hides what comes later, `window` (causal only) all but the nearest keys. `rate` is the dropout on the probabilities.
-    `lengths` [B] are known where each row is one document and then padding (queries and keys alike).
+    `one_document` says that each row is one document and then padding.
 
     Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
     does the work where there is one.
     """
     length, source = query.shape[1], key.shape[1]
     if not collect:
-        obstacle = flash.obstacle(query, key)
         random = rate > 0 and dropout_key is not None
+        plain = one_document and causal and window is None and length == source
+        on_tpu = jax.default_backend() == "tpu"
+        obstacle = splash.obstacle(query, key, random) if on_tpu else flash.obstacle(query, key)
         if obstacle is not None:
             chose("attention", f"XLA: {obstacle}")
-        elif lengths is not None and not random:
+        elif on_tpu:
+            chose("attention", "splash attention")
+            return splash.attention(query, key, value, query_documents, causal=causal, window=window), None
+        elif plain and not random and query.shape[-1] % 8 == 0:
             chose("attention", "cuDNN")
-            return cudnn.attention(query, key, value, lengths, causal=causal, window=window), None
+            return cudnn.causal_attention(query, key, value), None
         else:
-            chose("attention", f"Pallas kernel: {'dropout' if random else 'several documents in a row'}")
+            chose("attention", "Pallas kernel")
             ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)
             highest = ranks[:, source - length :]
             lowest = highest - (window or source) + 1 if causal else highest
@@ -121,11 +126,11 @@ class SelfAttention(nn.Module):
         documents: jax.Array,
         key: jax.Array | None = None,
         *,
-        lengths: jax.Array | None = None,
+        one_document: bool = False,
         collect: bool = False,
     ) -> tuple[jax.Array, jax.Array | None, Past]:
         """x [B, T, D], documents [B, T] -> [B, T, D], the probabilities [B, H, T, T] if they are to be collected, and
-        what `extend` needs of it. `lengths` [B] if each row is one document."""
+        what `extend` needs of it. `one_document` as in `attention`."""
         keys, values = self.key(x), self.value(x)
         y, probabilities = attention(
             self.query(x),
@@ -137,7 +142,7 @@ class SelfAttention(nn.Module):
             window=self.window,
             rate=self.dropout,
             dropout_key=key,
-            lengths=lengths,
+            one_document=one_document,
             collect=collect,
         )
         return self.output(y), probabilities, Past(keys, values)

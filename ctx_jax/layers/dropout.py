@@ -43,7 +43,7 @@ def keep(rows: jax.Array, columns: jax.Array, rate: float) -> jax.Array:
 def mask(shape: tuple[int, ...], first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
     """What is kept of an array [*rows, columns]; a row's number counts all its axes, modulo 2**32."""
     number = jnp.zeros((*shape[:-1], 1), jnp.uint32)
-    for axis, size in enumerate(shape[:-1]):
+    for axis in range(len(shape) - 1):
         stride = math.prod(shape[axis + 1 : -1]) % 2**32
         number += jax.lax.broadcasted_iota(jnp.uint32, number.shape, axis) * jnp.uint32(stride)
     columns = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)

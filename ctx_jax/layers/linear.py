@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
 from ctx_jax.layers.parameters import parameter
 

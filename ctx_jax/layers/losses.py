@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ctx_jax.contract import TokenScores
 from ctx_jax.parallel.sharding import RULES, constrain
@@ -16,11 +17,14 @@ LOGITS = 2**27
 """Logits that one device holds at a time when the caller does not choose a chunk: 512 MiB in fp32."""
 
 
-def vocabulary_logits(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """hidden [..., D], table [Vpad, D], bias [Vpad] -> [..., Vpad]; multiplied in hidden's dtype, summed in fp32."""
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    logits = jnp.einsum("...d,vd->...v", hidden, table.astype(hidden.dtype), preferred_element_type=wide)
-    return logits if bias is None else logits + bias
+def vocabulary_logits(
+    hidden: jax.Array, table: jax.Array, bias: jax.Array | None, dtype: DTypeLike | None = None
+) -> jax.Array:
+    """hidden [..., D], table [Vpad, D], bias [Vpad] -> [..., Vpad] in `dtype` (fp32); multiplied in hidden's dtype,
+    summed in fp32."""
+    dtype = dtype or jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.einsum("...d,vd->...v", hidden, table.astype(hidden.dtype), preferred_element_type=dtype)
+    return logits if bias is None else (logits + bias).astype(dtype)
 
 
 def token_scores(
@@ -123,8 +127,9 @@ def _chunked(
 
     def step(gradients: Any, start: jax.Array) -> tuple[Any, TokenScores]:
         h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
-        logits = vocabulary_logits(h, narrow_table, near_bias)
-        logits = jnp.where(columns < vocabulary_size, logits, -jnp.inf)
+        # in training in hidden's dtype: they are written and read several times; all sums stay wide
+        logits = vocabulary_logits(h, narrow_table, near_bias, h.dtype if differentiate else wide)
+        logits = jnp.where(columns < vocabulary_size, logits.astype(wide), -jnp.inf)
         # compared, not gathered: stays local where the vocabulary is sharded
         target = columns == t[..., None]
         largest = logits.max(-1, keepdims=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,12 +13,39 @@ import jax.numpy as jnp
 from ctx_jax.layers.parameters import parameter
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """x [..., D] normalised over D, equation 4; biased variance; statistics in fp32, result in x's dtype."""
-    wide = x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x
-    centred = wide - wide.mean(-1, keepdims=True)
-    variance = jnp.square(centred).mean(-1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + epsilon) * scale + bias).astype(x.dtype)
+    """x [..., D] normalised over D, equation 4; biased variance; statistics in fp32, result in x's dtype.
+
+    For its gradient only x and the two statistics are kept.
+    """
+    return _forward(x, scale, bias, epsilon)[0]
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> tuple[jax.Array, Any]:
+    wide = _wide(x)
+    mean = wide.mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(wide - mean).mean(-1, keepdims=True) + epsilon)
+    return ((wide - mean) * inverse * scale + bias).astype(x.dtype), (x, mean, inverse, scale, bias)
+
+
+def _backward(epsilon: float, kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    del epsilon
+    x, mean, inverse, scale, bias = kept
+    normal, wide = (_wide(x) - mean) * inverse, _wide(gradient)
+    scaled = wide * scale
+    along = normal * (scaled * normal).mean(-1, keepdims=True)
+    by_x = inverse * (scaled - scaled.mean(-1, keepdims=True) - along)
+    lead = tuple(range(x.ndim - 1))
+    by_scale, by_bias = (wide * normal).sum(lead), wide.sum(lead)
+    return by_x.astype(x.dtype), by_scale.astype(scale.dtype), by_bias.astype(bias.dtype)
+
+
+layer_norm.defvjp(_forward, _backward)
 
 
 class LayerNorm(nn.Module):

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, Memory
-from ctx_jax.kernels import chose
-from ctx_jax.kernels import flash
+from ctx_jax.kernels import chose, flash
 from ctx_jax.layers.attention import Past, masked_softmax
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear

@@ -25,9 +25,9 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, ModelOutput, TokenScores
 from ctx_jax.layers.attention import SelfAttention
+from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
-from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
 from ctx_jax.layers.norm import LayerNorm
@@ -101,8 +101,8 @@ class Shared(NamedTuple):
     """What all layers see alike."""
 
     documents: jax.Array
-    lengths: jax.Array | None
-    """[B] where each row is one document."""
+    one_document: bool
+    """Whether each row is one document, and then padding."""
     collect: tuple[str, ...]
 
 
@@ -124,7 +124,7 @@ class Layer(nn.Module):
         """[B, T, D] -> [B, T, D] and what `collect` names."""
         attention_key, first_key, second_key = split_key(key, 3)
         y, probabilities, _ = self.attention(
-            x, shared.documents, attention_key, lengths=shared.lengths, collect="attention" in shared.collect
+            x, shared.documents, attention_key, one_document=shared.one_document, collect="attention" in shared.collect
         )
         x = self.attention_norm(x + dropout(y, self.config.dropout, first_key))
         x = self.feed_forward_norm(x + dropout(self.feed_forward(x), self.config.dropout, second_key))
@@ -185,7 +185,7 @@ class Bert(nn.Module):
             x += self.segments(batch.get("segments", jnp.zeros_like(batch["tokens"])))
         x = dropout(in_dtype(self.embedding_norm(x), c.dtype), c.dropout, embedding_key)
         embedding = constrain(x, ("batch", "length", "activation"))
-        x, outputs = self.stack(embedding, None, Shared(batch["documents"], batch.get("lengths"), collect), stack_key)
+        x, outputs = self.stack(embedding, None, Shared(batch["documents"], "lengths" in batch, collect), stack_key)
         pooled = POOLER_ACTIVATIONS[c.pooler_activation](self.pooler(x[:, 0])) if c.pooler else None
         return ModelOutput(x, pooled=pooled, layers=all_layers(embedding, outputs), attention=outputs.get("attention"))
 

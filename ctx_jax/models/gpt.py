@@ -25,9 +25,9 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, ModelOutput, TokenScores
 from ctx_jax.layers.attention import Past, SelfAttention
+from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
-from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
 from ctx_jax.layers.norm import LayerNorm
@@ -123,8 +123,8 @@ class Shared(NamedTuple):
     """[B, T], or [B, S + 1] where one position is decoded: the past's and its own."""
     positions: jax.Array
     """Like documents."""
-    lengths: jax.Array | None
-    """[B] where each row is one document."""
+    one_document: bool
+    """Whether each row is one document, and then padding."""
     collect: tuple[str, ...]
 
 
@@ -158,7 +158,7 @@ class Layer(nn.Module):
                 y,
                 shared.documents,
                 attention_key,
-                lengths=shared.lengths,
+                one_document=shared.one_document,
                 collect="attention" in shared.collect,
             )
         else:
@@ -222,7 +222,7 @@ class Gpt(nn.Module):
         The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm. `pooled`
         [B, D], there with `classes`, is `hidden` at each row's last token that is no padding.
         """
-        shared = Shared(batch["documents"], batch["positions"], batch.get("lengths"), collect)
+        shared = Shared(batch["documents"], batch["positions"], "lengths" in batch, collect)
         embedding, hidden, outputs = self.read(batch["tokens"], batch["positions"], None, shared, key)
         pooled = None
         if self.config.classes is not None:
@@ -287,7 +287,9 @@ class Gpt(nn.Module):
         if free < 0:
             raise ValueError(f"length {length} is shorter than the prompts: choose {documents.shape[1]} or more")
         positions = counted(documents)
-        _, _, outputs = self.read(batch["tokens"], positions, None, Shared(documents, positions, None, ("past",)), None)
+        _, _, outputs = self.read(
+            batch["tokens"], positions, None, Shared(documents, positions, False, ("past",)), None
+        )
         past = Past(*(jnp.pad(x, ((0, 0), (0, 0), (0, free), (0, 0), (0, 0))) for x in outputs["past"]))
         return Cache(*past, jnp.pad(documents, ((0, 0), (0, free))), jnp.int32(documents.shape[1]))
 
@@ -300,7 +302,7 @@ class Gpt(nn.Module):
         documents = jnp.concatenate([cache.documents, document], axis=1)
         positions = counted(documents)
         past = Past(cache.keys, cache.values)
-        shared = Shared(documents, positions, None, ("past",))
+        shared = Shared(documents, positions, False, ("past",))
         _, hidden, outputs = self.read(tokens, positions[:, -1:], past, shared, None)
         write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=cache.used)
         keys, values = (write(old, new, axis=2) for old, new in zip(past, outputs["past"], strict=True))

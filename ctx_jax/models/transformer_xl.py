@@ -31,8 +31,8 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
 from ctx_jax.layers.adaptive import AdaptiveVocabulary
-from ctx_jax.layers.feedforward import FeedForward
 from ctx_jax.layers.dropout import dropout
+from ctx_jax.layers.feedforward import FeedForward
 from ctx_jax.layers.linear import split_key
 from ctx_jax.layers.masks import Visibility
 from ctx_jax.layers.norm import LayerNorm
@@ -189,7 +189,13 @@ class Layer(nn.Module):
             collected["past"], collected["relative"] = past, relative[None]
             collected["memory"] = remember(carried, x, c.memory_length, c.reuse_length)
         y, collected["attention"] = self.attention(
-            query, past, relative, shared.visibility, attention_key, biases=shared.biases, places=places,
+            query,
+            past,
+            relative,
+            shared.visibility,
+            attention_key,
+            biases=shared.biases,
+            places=places,
             collect="attention" in shared.collect,
         )
         x += dropout(y, c.dropout, first_key)

@@ -32,9 +32,9 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
+from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
-from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear, split_key
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
 from ctx_jax.layers.masks import Visibility
@@ -183,7 +183,14 @@ class Layer(nn.Module):
         def stream(x: jax.Array, s: Stream, key: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
             attention_key, first_key, inner_key, second_key = split_key(key, 4)
             y, probabilities = self.attention(
-                x, past, relative, s.visibility, attention_key, direction=direction, places=s.places, segments=s.segments,
+                x,
+                past,
+                relative,
+                s.visibility,
+                attention_key,
+                direction=direction,
+                places=s.places,
+                segments=s.segments,
                 collect="attention" in shared.collect and s is shared.content,
             )
             x = self.attention_norm(x + dropout(y, c.dropout, first_key))

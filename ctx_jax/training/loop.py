@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ctx_jax import kernels
 from ctx_jax.contract import Batch, Reader, TokenStore, Variables
 from ctx_jax.data.loader import Loader
 from ctx_jax.evaluation.perplexity import accumulate, measure
@@ -214,6 +215,9 @@ def train(
         watch.at(done, "the first step, which is compiled")
         for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
             state, measured = train_step(state, batch)
+            if step == done + 1:
+                for operation, path in kernels.paths().items():
+                    display.log(f"{operation}: {path}")
             stop.started = True
             meter.push(step, measured)
             watch.at(step, f"step {step}")

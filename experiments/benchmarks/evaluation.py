@@ -31,6 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ctx_jax import kernels
 from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.data.tokenizers import SPECIAL
 from ctx_jax.experiment import find
@@ -43,7 +44,6 @@ from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.training.flops import forward_flops_per_token
 from ctx_jax.training.state import initial_parameters, memory_maker, variables
 from ctx_jax.training.step import make_eval_step
-from experiments.benchmarks.throughput import attention_paths
 
 PAPER = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """Attention lengths, and how many times faster Transformer-XL was (table 9)."""
@@ -124,7 +124,7 @@ def measure(length: int, segment: int, positions: int, steps: int, sizes: dict[s
         "flops_ratio": round(ratio, 1),
         "share": round(by_window / by_segment / ratio, 3),
         "paper": PAPER.get(length),
-        "attention": attention_paths(),
+        "attention": kernels.paths(),
         "device": jax.devices()[0].device_kind,
     }
 

@@ -33,13 +33,12 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from ctx_jax import kernels
 from ctx_jax.data.corpora import Sotu, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.sentencepieces import SentencePiece
@@ -209,7 +208,7 @@ def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
         "peak_gib": memory and round(memory["peak_bytes_in_use"] / 2**30, 3),
         "planned_gib": round(run.planned_bytes() / 2**30, 3),
         "compile_s": round(run.compile_seconds, 1),
-        "attention": attention_paths(),
+        "attention": kernels.paths(),
         "loss": round(loss, 3),
         "device": jax.devices()[0].device_kind,
     }
@@ -227,12 +226,6 @@ def ceiling(size: int, dtype: str, products: int = 10) -> float:
         chain(a, b).block_until_ready()
         seconds.append(time.perf_counter() - start)
     return products * 2 * size**3 / statistics.median(seconds[1:])
-
-
-def attention_paths() -> dict[str, str]:
-    """Which kernels were chosen for this process's attention."""
-    kernels = import_module("ctx_jax.kernels") if find_spec("ctx_jax.kernels") else None
-    return getattr(kernels, "paths", lambda: {"attention": "xla"})()
 
 
 def main() -> None:

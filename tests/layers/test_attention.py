@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.layers.attention import Past, SelfAttention, attention, cached_attention, masked_softmax
+from ctx_jax.layers.dropout import mask, words
 
 B, T, S, H, C = 2, 3, 5, 2, 4
 QUERY_DOCUMENTS = np.array([[1, 1, 2], [3, 3, 0]])
@@ -75,7 +76,7 @@ def test_dropout_is_on_the_probabilities():
         *map(jnp.array, (query, key, value, QUERY_DOCUMENTS, KEY_DOCUMENTS)), rate=0.25, dropout_key=dropout_key
     )
     _, undropped = naive(query, key, value, False, None)
-    keep = np.array(jax.random.bernoulli(dropout_key, 0.75, undropped.shape))
+    keep = np.asarray(mask(undropped.shape, *words(dropout_key), 0.25))
     np.testing.assert_allclose(probabilities, undropped, atol=1e-6)  # what is shown is before dropout
     np.testing.assert_allclose(y, np.einsum("bhts,bshc->bthc", keep * undropped / 0.75, value), atol=1e-5)
 

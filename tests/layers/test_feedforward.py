@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ctx_jax.layers.dropout import mask, words
 from ctx_jax.layers.feedforward import ACTIVATIONS, Activation, FeedForward
 
 REFERENCE = {
@@ -40,7 +41,7 @@ def test_network(activation: Activation):
 
     # dropout is on the inner activation: each unit is 0 or doubled
     key = jax.random.key(2)
-    keep = np.array(jax.random.bernoulli(key, 0.5, inner.shape))
+    keep = np.asarray(mask(inner.shape, *words(key), 0.5))
     np.testing.assert_allclose(
         module.apply(variables, x, key),
         (2 * keep * inner) @ weights["output"]["kernel"] + weights["output"]["bias"],

@@ -1,0 +1,323 @@
+"""The tiles of `kernels.flash`: what its programs compute, in Pallas, lowered through Triton.
+
+The shift of the position term (Dai et al. 2019, appendix B) is the difficulty: a tile of `BLOCK` queries and `BLOCK`
+keys needs the distances of 2 BLOCK - 1 diagonals, each row one further than the row before, and registers cannot be
+read with an offset that depends on the row. Distances are therefore multiplied in blocks of their own: two of them
+cover a tile, the lower triangle of one and the upper of the next, so that the product is one tile of which each row is
+rotated by its number; shared memory, through which it goes once, undoes that. The gradient takes the same way back.
+Where the queries stand at arbitrary places (XLNet's query stream), the products with all distances come from outside,
+as `Given.scores`, and are read at each row's offset.
+
+The gradient of the distances' keys alone is not summed here, where every program would add to the same sums: the
+kernel writes the gradient of each row's distances, and one matrix product sums them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from ctx_jax.kernels.gather import take_along_axis
+from ctx_jax.layers.dropout import keep, stir
+
+BLOCK = 64
+"""Queries and keys of a tile."""
+LOG2E = math.log2(math.e)
+HIDDEN, LOWEST = -1e30, -1e20
+"""Score of what is not seen, and where a row's running maximum starts: below it, so that nothing seen sums to 0."""
+
+
+class Fused(NamedTuple):
+    """The position term of queries that are the last T of S places."""
+
+    query: jax.Array
+    """[B, T, H, C]: with the position bias."""
+    relative: jax.Array
+    """[N, P, H, C], by descending distance from S - 1 on."""
+    direction: jax.Array
+    """[B] int32: which of the N a row goes by."""
+
+
+class Given(NamedTuple):
+    """The position term of queries at any place."""
+
+    scores: jax.Array
+    """[H, B, T, P]: their products with all distances, descending from S - 1 on."""
+    places: jax.Array
+    """[B, T] int32"""
+
+
+class Facts(NamedTuple):
+    """What the mask, the segment term and dropout depend on; no gradient."""
+
+    query: jax.Array
+    """[B, 4, T] int32: lowest and highest code that is seen, segment, place (for `Given`: where its scores begin)."""
+    key: jax.Array
+    """[B, 2, S] int32: code, segment."""
+    seeds: jax.Array
+    """[B, H, 2] uint32, of dropout: the number of the first row of scores plus the key's first word; its second."""
+
+
+class Settings(NamedTuple):
+    """What is fixed when the kernels are compiled."""
+
+    natural: float
+    """Of the scores: 1 / sqrt(C)."""
+    rate: float
+    segments: bool
+    interpret: bool
+
+
+def dot(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Summed in fp32."""
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+class Tile:
+    """One tile of scores: [queries, keys], or the other way round if `turned`, so that a product with it needs no
+    transposition."""
+
+    def __init__(self, facts: Any, b: Any, h: Any, settings: Settings, *, turned: bool) -> None:
+        self.query_facts, self.key_facts, self.seeds = facts
+        self.b, self.h, self.settings, self.turned = b, h, settings, turned
+        self.iota = jnp.arange(BLOCK, dtype=jnp.int32)
+
+    def by_query(self, x: jax.Array) -> jax.Array:
+        return x[None, :] if self.turned else x[:, None]
+
+    def by_key(self, x: jax.Array) -> jax.Array:
+        return x[:, None] if self.turned else x[None, :]
+
+    def dot(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """[BLOCK, C] twice -> the tile of their products, fp32."""
+        return dot(key, query.T) if self.turned else dot(query, key.T)
+
+    def query_fact(self, index: int, block: Any) -> jax.Array:
+        return self.query_facts[self.b, index, pl.ds(block * BLOCK, BLOCK)]
+
+    def key_fact(self, index: int, block: Any) -> jax.Array:
+        return self.key_facts[self.b, index, pl.ds(block * BLOCK, BLOCK)]
+
+    def shift(self, x: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
+        """Each query's part of the tile, read at `index` of its own; on its way in `dtype`."""
+        axis = 0 if self.turned else 1
+        return take_along_axis(x.astype(dtype), index & (BLOCK - 1), axis, interpret=self.settings.interpret)
+
+    def inside(self) -> jax.Array:
+        """Where a tile's first block of distances reaches: [a, t] with a + t >= BLOCK - 1; the second has the rest."""
+        return self.by_query(self.iota) + self.by_key(self.iota) >= BLOCK - 1
+
+    def same_segment(self, i: Any, j: Any) -> jax.Array:
+        return self.by_query(self.query_fact(2, i)) == self.by_key(self.key_fact(1, j))
+
+    def scores(
+        self,
+        content: jax.Array,
+        position: jax.Array | float,
+        gate: jax.Array,
+        seen: tuple[jax.Array, jax.Array],
+        i: Any,
+        j: Any,
+    ) -> jax.Array:
+        """Base-2 scores with HIDDEN where the mask is; `seen` are the queries' ranges of codes."""
+        scores = (content + position) * (self.settings.natural * LOG2E)
+        if self.settings.segments:
+            scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
+        code = self.by_key(self.key_fact(0, j))
+        return jnp.where((code >= self.by_query(seen[0])) & (code <= self.by_query(seen[1])), scores, HIDDEN)
+
+    def seen(self, i: Any) -> tuple[jax.Array, jax.Array]:
+        return self.query_fact(0, i), self.query_fact(1, i)
+
+    def dropout(self, x: jax.Array, i: Any, j: Any) -> jax.Array:
+        """The tile of the probabilities (or of their gradient) after dropout."""
+        rate = self.settings.rate
+        if rate == 0.0:
+            return x
+        rows = stir(
+            (i * BLOCK + self.iota).astype(jnp.uint32), self.seeds[self.b, self.h, 0], self.seeds[self.b, self.h, 1]
+        )
+        columns = (j * BLOCK + self.iota).astype(jnp.uint32)
+        return jnp.where(keep(self.by_query(rows), self.by_key(columns), rate), x * (1.0 / (1.0 - rate)), 0.0)
+
+
+class PositionTerm:
+    """The position term of the tiles of a program, if there is one, in order of keys: each block of distances is
+    multiplied once, and its product carried to the tile that needs the other half of it."""
+
+    def __init__(self, tile: Tile, operands: Any, i: Any) -> None:
+        self.tile, self.operands, self.i = tile, operands, i
+        self.fused, self.given = len(operands) == 3, len(operands) == 1
+        if self.fused:
+            self.query = operands[0][tile.b, pl.ds(i * BLOCK, BLOCK), tile.h, :]
+
+    def block(self, j: Any) -> Any:
+        """The first of the two blocks of distances of the tile with key block j."""
+        return self.tile.query_facts.shape[-1] // BLOCK - 1 - self.i + j
+
+    def relative(self, block: Any) -> jax.Array:
+        _, relative, direction = self.operands
+        return relative[direction[self.tile.b], pl.ds(block * BLOCK, BLOCK), self.tile.h, :]
+
+    def product(self, j: Any) -> Any:
+        """What the tile of key block j finds carried."""
+        return self.tile.dot(self.query, self.relative(self.block(j))) if self.fused else ()
+
+    def scores(self, carried: Any, j: Any) -> tuple[Any, Any]:
+        """The tile's term, fp32, and what to carry on."""
+        tile = self.tile
+        if self.given:
+            columns = self.columns(j)
+            rows = jnp.broadcast_to(tile.by_query(self.i * BLOCK + tile.iota), columns.shape)
+            return self.operands[0][tile.h, tile.b, rows, columns].astype(jnp.float32), carried
+        if not self.fused:
+            return 0.0, carried
+        second = self.product(j + 1)
+        # row a meets key c at distance BLOCK - 1 - a + c of the two blocks
+        index = tile.by_key(tile.iota) - tile.by_query(tile.iota) + BLOCK - 1
+        narrow = jnp.float16 if self.query.dtype.itemsize == 2 else jnp.float32  # three bits more than bf16
+        return tile.shift(jnp.where(tile.inside(), carried, second), index, narrow).astype(jnp.float32), second
+
+    def columns(self, j: Any) -> jax.Array:
+        """Where `Given` scores of the tile stand."""
+        return self.tile.by_query(self.tile.query_fact(3, self.i)) + self.tile.by_key(j * BLOCK + self.tile.iota)
+
+
+def forward_kernel(
+    content, key, value, position, gate, facts, blocks, out, normalizer, *, settings: Settings
+) -> None:  # fmt: skip
+    i, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=False)
+    own = pl.ds(i * BLOCK, BLOCK)
+    query, bias = content[b, own, h, :], gate[b, h, own]
+    position, seen = PositionTerm(tile, position, i), tile.seen(i)
+    first, end = blocks[b, i, 0], blocks[b, i, 1]
+
+    def step(j: Any, carry: Any) -> Any:
+        largest, total, sums, carried = carry
+        at = pl.ds(j * BLOCK, BLOCK)
+        distances, carried = position.scores(carried, j)
+        scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, seen, i, j)
+        new = jnp.maximum(largest, scores.max(1))
+        exponentials = jnp.exp2(scores - new[:, None])
+        shrink = jnp.exp2(largest - new)
+        total = total * shrink + exponentials.sum(1)
+        dropped = tile.dropout(exponentials, i, j).astype(value.dtype)
+        sums = sums * shrink[:, None] + dot(dropped, value[b, at, h, :])
+        return new, total, sums, carried
+
+    start = jnp.full(BLOCK, LOWEST, jnp.float32), jnp.zeros(BLOCK, jnp.float32), jnp.zeros(query.shape, jnp.float32)
+    largest, total, sums, _ = jax.lax.fori_loop(first, end, step, (*start, position.product(first)))
+    out[b, own, h, :] = (sums / jnp.where(total == 0, 1.0, total)[:, None]).astype(out.dtype)
+    normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest + jnp.log2(total))
+
+
+def query_kernel(
+    content, key, value, gate, facts, blocks, out_gradient, normalizer, delta, by_content, *, settings: Settings
+) -> None:  # fmt: skip
+    """Gradients by the queries, where there is no position term."""
+    i, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=False)
+    own = pl.ds(i * BLOCK, BLOCK)
+    query, gradient = content[b, own, h, :], out_gradient[b, own, h, :]
+    bias, normalizers, deltas = gate[b, h, own], normalizer[b, h, own], delta[b, h, own]
+    seen = tile.seen(i)
+
+    def step(j: Any, total: jax.Array) -> jax.Array:
+        at = pl.ds(j * BLOCK, BLOCK)
+        keys, values = key[b, at, h, :], value[b, at, h, :]
+        scores = tile.scores(tile.dot(query, keys), 0.0, bias, seen, i, j)
+        probabilities = jnp.exp2(scores - normalizers[:, None])
+        by_scores = probabilities * (tile.dropout(tile.dot(gradient, values), i, j) - deltas[:, None])
+        return total + dot(by_scores.astype(keys.dtype), keys)
+
+    total = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, jnp.zeros(query.shape, jnp.float32))
+    by_content[b, own, h, :] = (total * settings.natural).astype(by_content.dtype)
+
+
+def position_kernel(
+    key, position, facts, blocks, by_pairs, zeros, by_content, by_gate, by_scores, by_position: Any = None,
+    *, settings: Settings
+) -> None:  # fmt: skip
+    """Gradients by the queries and, for each of them and each distance, by the position term, from those by the scores
+    of all pairs."""
+    i, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=False)
+    own = pl.ds(i * BLOCK, BLOCK)
+    position = PositionTerm(tile, position, i)
+    first, end = blocks[b, i, 0], blocks[b, i, 1]
+    no_block = jnp.zeros((BLOCK, BLOCK), by_pairs.dtype)
+
+    def fill(n: Any, _: Any) -> Any:
+        by_scores[h, b, own, pl.ds(n * BLOCK, BLOCK)] = no_block
+        return _
+
+    def step(j: Any, carry: Any) -> Any:
+        content_sum, position_sum, gate_sum, begun = carry
+        at = pl.ds(j * BLOCK, BLOCK)
+        pairs = by_pairs[h, b, own, at]
+        content_sum += dot(pairs, key[b, at, h, :])
+        if settings.segments:
+            gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
+        if position.given:
+            columns = position.columns(j)
+            rows = jnp.broadcast_to((i * BLOCK + tile.iota)[:, None], columns.shape)
+            plgpu.store(by_scores.at[h, b, rows, columns], pairs)
+            return content_sum, position_sum, gate_sum, begun
+        turned = tile.shift(pairs, tile.by_key(tile.iota) + tile.by_query(tile.iota) + 1, pairs.dtype)
+        whole = jnp.where(tile.inside(), turned, begun)
+        position_sum += dot(whole, position.relative(position.block(j)))
+        by_scores[h, b, own, pl.ds(position.block(j) * BLOCK, BLOCK)] = whole
+        return content_sum, position_sum, gate_sum, jnp.where(tile.inside(), no_block, turned)
+
+    start, gates = jnp.zeros((BLOCK, key.shape[-1]), jnp.float32), jnp.zeros(BLOCK, jnp.float32)
+    carry = (start, start, gates, no_block) if position.fused else (start, (), gates, ())
+    content_sum, position_sum, gate_sum, begun = jax.lax.fori_loop(first, end, step, carry)
+    if position.fused:
+        last = position.block(end)
+        position_sum += dot(begun, position.relative(last))
+        by_scores[h, b, own, pl.ds(last * BLOCK, BLOCK)] = begun
+        jax.lax.fori_loop(0, position.block(first), fill, 0)
+        jax.lax.fori_loop(last + 1, by_scores.shape[-1] // BLOCK, fill, 0)
+        by_position[b, own, h, :] = (position_sum * settings.natural).astype(by_position.dtype)
+    by_content[b, own, h, :] = (content_sum * settings.natural).astype(by_content.dtype)
+    by_gate[b, h, own] = gate_sum / LOG2E
+
+
+def key_kernel(
+    content, key, value, position, gate, facts, blocks, out_gradient, normalizer, delta,
+    by_key, by_value, by_pairs: Any = None, *, settings: Settings
+) -> None:  # fmt: skip
+    """Gradients by keys and values and, if asked, by the scores of all pairs that meet."""
+    j, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=True)
+    own = pl.ds(j * BLOCK, BLOCK)
+    keys, values = key[b, own, h, :], value[b, own, h, :]
+
+    def step(i: Any, carry: Any) -> Any:
+        key_sum, value_sum = carry
+        at = pl.ds(i * BLOCK, BLOCK)
+        query, gradient = content[b, at, h, :], out_gradient[b, at, h, :]
+        term = PositionTerm(tile, position, i)
+        distances, _ = term.scores(term.product(j), j)
+        scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], tile.seen(i), i, j)
+        probabilities = jnp.exp2(scores - normalizer[b, h, at][None, :])
+        value_sum += dot(tile.dropout(probabilities, i, j).astype(gradient.dtype), gradient)
+        by_scaled = tile.dropout(tile.dot(gradient, values), i, j) - delta[b, h, at][None, :]
+        by_scores = (probabilities * by_scaled).astype(query.dtype)
+        if by_pairs is not None:
+            rows = jnp.broadcast_to((i * BLOCK + tile.iota)[None, :], by_scores.shape)
+            columns = jnp.broadcast_to((j * BLOCK + tile.iota)[:, None], by_scores.shape)
+            plgpu.store(by_pairs.at[h, b, rows, columns], by_scores)
+        key_sum += dot(by_scores, query)
+        return key_sum, value_sum
+
+    zeros = jnp.zeros(keys.shape, jnp.float32)
+    key_sum, value_sum = jax.lax.fori_loop(blocks[b, j, 0], blocks[b, j, 1], step, (zeros, zeros))
+    by_key[b, own, h, :] = (key_sum * settings.natural).astype(by_key.dtype)
+    by_value[b, own, h, :] = value_sum.astype(by_value.dtype)

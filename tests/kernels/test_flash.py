@@ -1,0 +1,147 @@
+"""The kernels, interpreted, against their twins of plain JAX: values and all gradients, dropout on."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ctx_jax.kernels import flash, tiles
+from ctx_jax.layers import attention, relative
+from ctx_jax.layers.masks import Segments, Visibility
+
+B, H, C = 2, 2, 20
+KEY = jax.random.key(7)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(tiles, "BLOCK", 16)
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def documents(seed: int, length: int, count: int = 3) -> jax.Array:
+    """Several in a row, and padding in front."""
+    return jnp.asarray(np.sort(np.random.default_rng(seed).integers(0, count, (B, length)), axis=1), jnp.int32)
+
+
+def agree(ours, twin, *operands):
+    """Both functions and their gradients by all operands, of a random sum of what they return."""
+    weights = normal(99, *jax.eval_shape(twin, *operands).shape)
+
+    def both(function):
+        return jax.jit(jax.value_and_grad(lambda *x: (function(*x) * weights).sum(), tuple(range(len(operands)))))
+
+    (value, gradients), (expected, wanted) = both(ours)(*operands), both(twin)(*operands)
+    np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-4)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        assert np.abs(want).max() > 1e-3  # there is something to compare
+        np.testing.assert_allclose(gradient, want, atol=2e-6 * np.abs(want).max() * np.sqrt(want.size))
+
+
+@pytest.mark.parametrize(
+    ("causal", "window", "length", "rate"),
+    [(False, None, 37, 0.2), (True, None, 48, 0.0), (True, 11, 50, 0.1)],
+)
+def test_attention(causal, window, length, rate):
+    own = documents(0, length)
+    ranks = jnp.arange(length)[None] if causal else jnp.zeros((1, length), jnp.int32)
+    lowest = ranks - (window or length) + 1 if causal else ranks
+    visibility = Visibility(own, own, ranks, lowest, ranks)
+
+    def ours(*qkv):
+        return flash.attention(*qkv, visibility, rate, KEY, interpret=True)
+
+    def twin(*qkv):
+        return attention.attention(*qkv, own, own, causal=causal, window=window, rate=rate, dropout_key=KEY)[0]
+
+    agree(ours, twin, *(normal(seed, B, length, H, C) for seed in range(3)))
+
+
+@pytest.mark.parametrize("case", ["causal, memory", "band", "two directions, segments", "places", "places, segments"])
+def test_relative_attention(case):
+    queries, keys, rng = 37, 60, np.random.default_rng(1)
+    causal = case in ("causal, memory", "band")
+    places = direction = None
+    if case.startswith("places"):
+        places = jnp.asarray(np.stack([rng.permutation(keys)[:queries] for _ in range(B)]), jnp.int32)
+    at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries)) if places is None else places
+    key_documents = documents(2, keys)
+    own = jnp.take_along_axis(key_documents, at, axis=1)
+    if causal:
+        lowest = at - 20 if case == "band" else jnp.zeros((1, queries), jnp.int32)
+        visibility = Visibility(own, key_documents, jnp.arange(keys)[None], lowest, at)
+    else:
+        order = jnp.asarray(np.stack([rng.permutation(keys) for _ in range(B)]), jnp.int32)
+        order = jnp.where(jnp.arange(keys) < 9, -(2**31), order)  # a memory that all see
+        highest = jnp.take_along_axis(order, at, axis=1) - 1
+        visibility = Visibility(own, key_documents, order, jnp.full((1, 1), -(2**31)), highest)
+    distances = keys if causal else 2 * keys if places is not None else keys + queries
+    shape = (distances, H, C)
+    if "segments" in case:
+        shape, direction = (2, *shape), jnp.array([1, 0])
+    segments = [jnp.asarray(rng.integers(0, 2, (B, n)), jnp.int32) for n in (queries, keys)]
+
+    def arguments(*x):
+        given = Segments(*segments, x[6], x[7]) if "segments" in case else None
+        return x[:3], x[3:6], given
+
+    def ours(*x):
+        qkv, (r, u, v), given = arguments(*x)
+        position = flash.Position(r, u, v, direction, places)
+        return flash.relative_attention(*qkv, position, visibility, given, 0.2, KEY, interpret=True)
+
+    def twin(*x):
+        qkv, ruv, given = arguments(*x)
+        options = {"direction": direction, "places": places, "segments": given, "rate": 0.2, "dropout_key": KEY}
+        return relative.relative_attention(*qkv, *ruv, visibility, **options)[0]
+
+    operands = [normal(3, B, queries, H, C), normal(4, B, keys, H, C), normal(5, B, keys, H, C), normal(6, *shape)]
+    operands += [normal(7, H, C), normal(8, H, C)]
+    if "segments" in case:
+        operands += [normal(9, 2, H, C), normal(10, H, C)]
+    agree(ours, twin, *operands)
+
+
+def test_blocks_that_nobody_sees_are_skipped_and_no_other():
+    length = 64  # four blocks
+    own = jnp.asarray([[1] * 32 + [2] * 32, [0] * 20 + [3] * 44], jnp.int32)
+    ranks = jnp.arange(length)[None]
+    code, lowest, highest = flash.codes(Visibility(own, own, ranks, ranks * 0, ranks))
+    facts = tiles.Facts(
+        jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest, ranks, ranks)], 1),
+        jnp.stack([code, jnp.broadcast_to(ranks, (B, length))], 1),
+        jnp.zeros((B, H, 2), jnp.uint32),
+    )
+    of_queries, of_keys = flash.bounds(facts)
+    assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
+    assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
+    assert of_queries[1].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
+    assert of_keys[1].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
+
+
+def test_codes_say_what_the_mask_says():
+    rng = np.random.default_rng(5)
+    own, other = (jnp.asarray(rng.integers(0, 4, (B, n)), jnp.int32) for n in (9, 15))
+    ranks = jnp.asarray(rng.integers(-3, 12, (B, 15)), jnp.int32).clip(-1)
+    lowest, highest = (jnp.asarray(rng.integers(-1, 12, (B, 9)), jnp.int32) for _ in range(2))
+    visibility = Visibility(own, other, ranks, lowest, highest)
+    code, low, high = flash.codes(visibility)
+    seen = (code[:, None] >= low[..., None]) & (code[:, None] <= high[..., None])
+    np.testing.assert_array_equal(seen, visibility.mask()[:, 0])
+    assert seen.any()
+    assert not seen.all()
+
+
+def test_obstacles():
+    bf16 = partial(jnp.zeros, dtype=jnp.bfloat16)
+    assert flash.obstacle(bf16((1, 8, 2, 64)), bf16((1, 8, 2, 64))) == "fewer than 16 queries"
+    assert "32769 keys" in flash.obstacle(bf16((1, 16, 1, 8)), bf16((1, 2**15 + 1, 1, 8)))
+    assert "256 channels" in flash.obstacle(bf16((1, 16, 1, 256)), bf16((1, 16, 1, 256)))
+    assert flash.obstacle(bf16((1, 16, 1, 8)), bf16((1, 16, 1, 8))) == "no kernel for cpu"
