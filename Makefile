@@ -21,7 +21,7 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills
+	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER

@@ -11,7 +11,7 @@ from ctx_jax.experiment import Experiment, find
 from ctx_jax.training.loop import Training
 from ctx_jax.training.schedules import WarmUp
 
-STEPS = 4
+STEPS = 3
 
 
 def smaller(name: str, speeches: Path, folder: Path, **training: Any) -> Experiment:
