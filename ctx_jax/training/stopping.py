@@ -217,11 +217,11 @@ class Watch:
         end(message, code)
 
     def _late(self) -> str:
-        """The hosts that are behind, if it is known which."""
-        states = {process: state for process, (state, _) in self._seen.items()}
-        behind = [
-            f"host {state[1]} (process {process}) is still at {state[3]}"
-            for process, state in states.items()
-            if (state[2], state[3]) != (self.step, self.what) and state[2] <= self.step
-        ]
+        """The hosts that are behind or say nothing, if it is known which."""
+        now, behind = time.monotonic(), []
+        for process, ((_, host, step, what, _), since) in self._seen.items():
+            if now - since > LOST:
+                behind.append(f"host {host} (process {process}) is silent for {now - since:.0f} s, at {what}")
+            elif (step, what) != (self.step, self.what) and step <= self.step:
+                behind.append(f"host {host} (process {process}) is still at {what}")
         return f", while {', '.join(behind)}" if behind else ""

@@ -5,7 +5,7 @@
 
 Fresh random inputs in bf16, dropout on where the model has it. One JSON line for each case:
 
-    errors          [kernel's, twin's] of the output and each gradient: |x - exact| / |exact|, exact being the twin in fp32
+    errors          [kernel's, twin's] of output and gradients: |x - exact| / |exact|, exact being the twin in fp32
     kernel_ms, twin_ms      forward and backward pass of each, both in bf16; median of --repeats
     device          its kind
 
