@@ -105,7 +105,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
 
 
 def test_dropout_does_not_depend_on_the_mesh():
-    """To the bit where nothing is summed, and in a step as near as without it: another mask would differ by percents."""
+    """To the bit where nothing is summed, and in a step as near as without it: another mask differs by percents."""
     x = jax.random.normal(jax.random.key(1), (16, 6, 8))
 
     def drop(x):
