@@ -20,6 +20,7 @@ import jax
 import tyro
 
 from ctx_jax import cli_text, cli_transfer
+from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
 from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
@@ -161,14 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if "--debug" in arguments and not isinstance(error, (Interrupted, Preempted)):
             raise
         fail(*explained(error))
-
-
-def keep_compiled() -> None:
-    """What XLA compiles is kept from command to command, in $JAX_COMPILATION_CACHE_DIR or the user's cache: the second
-    start is quick, and on a GPU a run goes on with the very kernels that were chosen when it began."""
-    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-        jax.config.update("jax_compilation_cache_dir", str(cache / "ctx_jax" / "compiled"))
 
 
 def named_command(words: list[str]) -> tuple[str, list[str]]:
