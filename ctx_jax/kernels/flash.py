@@ -35,7 +35,7 @@ RANKS = 2**15
 
 
 def codes(visibility: Visibility) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The keys' codes [B, S] and the queries' lowest and highest [B, T], for up to 2**16 keys.
+    """The keys' codes [B, S] and the queries' lowest and highest [B, T], for up to RANKS keys.
 
     A document's number is where its first key stands, so that blocks of keys have narrow ranges of codes. Ranks from 0
     to RANKS - 3 count; whatever is below 0 is one rank below them all.
