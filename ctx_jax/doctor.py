@@ -88,6 +88,8 @@ def versions() -> dict[str, str | None]:
 
 def attention_path() -> dict[str, str]:
     """{"path", "why"}: how a model in bfloat16 computes attention on these devices."""
+    if jax.default_backend() == "tpu":
+        return {"path": "kernels", "why": "splash attention without dropout; relative attention by XLA"}
     obstacle = kernels.obstacle(jnp.zeros((1, 1, 1, 1), jnp.bfloat16))
     if obstacle is None:
         return {"path": "kernels", "why": "in bfloat16: cuDNN where it can, else the fused kernels"}

@@ -103,10 +103,8 @@ def relative_attention(
     direction = jnp.zeros(rows, jnp.int32) if position.direction is None else position.direction
     content, turned = (query + bias.astype(query.dtype) for bias in (position.content_bias, position.position_bias))
     if position.places is None:
-        places = jnp.broadcast_to(jnp.arange(keys - queries, keys), (rows, queries))
         term: Fused | Given = Fused(turned, relative, direction)
     else:
-        places = position.places
         distances = keys - 1 + -(-keys // tiles.BLOCK) * tiles.BLOCK
         relative = padded(relative, 1, max(relative.shape[1], -(-distances // tiles.BLOCK) * tiles.BLOCK))
         turned = padded(turned, 1, -(-queries // tiles.BLOCK) * tiles.BLOCK)
@@ -115,7 +113,7 @@ def relative_attention(
             turned = jnp.einsum("bthc,bn->bthnc", turned, goes).reshape(*turned.shape[:3], -1)
         relative = relative.transpose(1, 2, 0, 3).reshape(relative.shape[1], heads, -1)
         scores = jnp.einsum("bthc,phc->hbtp", turned, relative)
-        term = Given(scores, places)
+        term = Given(scores, keys - 1 - position.places)
     gate, query_segments, key_segments = None, jnp.zeros((rows, queries), jnp.int32), jnp.zeros((rows, keys), jnp.int32)
     if segments is not None:
         biased = query + segments.bias.astype(query.dtype)
@@ -125,8 +123,8 @@ def relative_attention(
         # softmax does not see what all keys of a query have in common
         gate, query_segments, key_segments = either[0] - either[1], segments.query, segments.key
 
-    extra = (query_segments, places), (key_segments,)
-    return over_mesh(content, key, value, term, gate, visibility, extra, rate, dropout_key, interpret)
+    sides = query_segments, key_segments
+    return over_mesh(content, key, value, term, gate, visibility, sides, rate, dropout_key, interpret)
 
 
 def attention(
@@ -140,9 +138,8 @@ def attention(
     interpret: bool = False,
 ) -> jax.Array:
     """What `layers.attention.attention` returns first, over the current mesh."""
-    zeros = [jnp.zeros(x.shape[:2], jnp.int32) for x in (query, key)]
-    extra = (zeros[0], zeros[0]), (zeros[1],)
-    return over_mesh(query, key, value, None, None, visibility, extra, rate, dropout_key, interpret)
+    sides = jnp.zeros(query.shape[:2], jnp.int32), jnp.zeros(key.shape[:2], jnp.int32)
+    return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, interpret)
 
 
 def over_mesh(
@@ -152,16 +149,16 @@ def over_mesh(
     term: Fused | Given | None,
     gate: jax.Array | None,
     visibility: Visibility,
-    extra: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]],
+    segments: tuple[jax.Array, jax.Array],
     rate: float,
     dropout_key: jax.Array | None,
     interpret: bool,
 ) -> jax.Array:
-    """`attend` on each device's rows and heads; nothing is moved. `extra` are the facts beside the codes."""
+    """`attend` on each device's rows and heads; nothing is moved. `segments` are those of queries and keys."""
     rows, queries, heads, _ = content.shape
     code, lowest, highest = codes(visibility)
-    of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, highest, *extra[0])]
-    of_keys = [jnp.broadcast_to(x, (rows, key.shape[1])) for x in (code, *extra[1])]
+    of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, highest, segments[0])]
+    of_keys = [jnp.broadcast_to(x, (rows, key.shape[1])) for x in (code, segments[1])]
     rate = 0.0 if dropout_key is None else rate
     first, second = (jnp.uint32(0), jnp.uint32(0)) if dropout_key is None else words(dropout_key)
     number = jax.lax.broadcasted_iota(jnp.uint32, (rows, heads), 0) * jnp.uint32(heads)
@@ -222,8 +219,7 @@ def attend(
         relative = jnp.pad(position.relative, ((0, 0), (front, 0), (0, 0), (0, 0)))[:, :count]
         position = Fused(wide(position.query, t), wide(relative, count), position.direction)
     elif isinstance(position, Given):
-        position = Given(padded(position.scores, 2, t), padded(position.places, -1, t))
-        query_facts = query_facts.at[:, 3].set(keys - 1 - position.places)
+        position = Given(padded(position.scores, 2, t), padded(position.offsets, -1, t))
     settings = Settings(channels**-0.5, rate, gate is not None, interpret)
     gate = jnp.zeros((rows, heads, t), jnp.float32) if gate is None else padded(gate * LOG2E * channels**-0.5, -1, t)
     facts = Facts(query_facts, key_facts, facts.seeds)
@@ -256,10 +252,8 @@ def bounds(facts: Facts) -> tuple[jax.Array, jax.Array]:
 
 
 def refs(position: Fused | Given | None) -> tuple[jax.Array, ...]:
-    """What a kernel reads of the position term; the places of `Given` are among the facts."""
-    if position is None:
-        return ()
-    return tuple(position) if isinstance(position, Fused) else (position.scores,)
+    """What a kernel reads of the position term."""
+    return () if position is None else tuple(position)
 
 
 def call(

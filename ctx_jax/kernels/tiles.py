@@ -48,15 +48,15 @@ class Given(NamedTuple):
 
     scores: jax.Array
     """[H, B, T, P]: their products with all distances, descending from S - 1 on."""
-    places: jax.Array
-    """[B, T] int32"""
+    offsets: jax.Array
+    """[B, T] int32: where a query's scores of the first key stand."""
 
 
 class Facts(NamedTuple):
     """What the mask, the segment term and dropout depend on; no gradient."""
 
     query: jax.Array
-    """[B, 4, T] int32: lowest and highest code that is seen, segment, place (for `Given`: where its scores begin)."""
+    """[B, 3, T] int32: lowest and highest code that is seen, segment."""
     key: jax.Array
     """[B, 2, S] int32: code, segment."""
     seeds: jax.Array
@@ -152,7 +152,7 @@ class PositionTerm:
 
     def __init__(self, tile: Tile, operands: Any, i: Any) -> None:
         self.tile, self.operands, self.i = tile, operands, i
-        self.fused, self.given = len(operands) == 3, len(operands) == 1
+        self.fused, self.given = len(operands) == 3, len(operands) == 2
         if self.fused:
             self.query = operands[0][tile.b, pl.ds(i * BLOCK, BLOCK), tile.h, :]
 
@@ -185,7 +185,8 @@ class PositionTerm:
 
     def columns(self, j: Any) -> jax.Array:
         """Where `Given` scores of the tile stand."""
-        return self.tile.by_query(self.tile.query_fact(3, self.i)) + self.tile.by_key(j * BLOCK + self.tile.iota)
+        offsets = self.operands[1][self.tile.b, pl.ds(self.i * BLOCK, BLOCK)]
+        return self.tile.by_query(offsets) + self.tile.by_key(j * BLOCK + self.tile.iota)
 
 
 def forward_kernel(

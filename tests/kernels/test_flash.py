@@ -115,7 +115,7 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
     ranks = jnp.arange(length)[None]
     code, lowest, highest = flash.codes(Visibility(own, own, ranks, ranks * 0, ranks))
     facts = tiles.Facts(
-        jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest, ranks, ranks)], 1),
+        jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest, ranks)], 1),
         jnp.stack([code, jnp.broadcast_to(ranks, (B, length))], 1),
         jnp.zeros((B, H, 2), jnp.uint32),
     )

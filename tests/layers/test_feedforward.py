@@ -26,6 +26,16 @@ def test_activations(name: str):
     np.testing.assert_allclose(y, [REFERENCE[name](value) for value in x], atol=1e-12)
 
 
+@pytest.mark.parametrize("name", REFERENCE)
+def test_slopes_of_activations(name: str):
+    """Their gradients are written by hand: against central differences."""
+    x, h = np.linspace(-4, 4, 32), 1e-5  # not at 0, where ReLU has none
+    with jax.enable_x64(True):
+        slopes = jax.vmap(jax.grad(ACTIVATIONS[name]))(jnp.array(x))
+    expected = [(REFERENCE[name](value + h) - REFERENCE[name](value - h)) / (2 * h) for value in x]
+    np.testing.assert_allclose(slopes, expected, atol=1e-8)
+
+
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_network(activation: Activation):
     module = FeedForward(3, 5, activation, nn.initializers.normal(1.0), nn.initializers.normal(0.1), dropout=0.5)
