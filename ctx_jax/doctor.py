@@ -90,7 +90,7 @@ def attention_path() -> dict[str, str]:
     """{"path", "why"}: how a model in bfloat16 computes attention on these devices."""
     if jax.default_backend() == "tpu":
         return {"path": "kernels", "why": "splash attention without dropout; relative attention by XLA"}
-    obstacle = kernels.obstacle(jnp.zeros((1, 1, 1, 1), jnp.bfloat16))
+    obstacle = kernels.obstacle(jnp.zeros((1, 1, 1, 1), jnp.bfloat16), kernels.HEADS)
     if obstacle is None:
         return {"path": "kernels", "why": "in bfloat16: cuDNN where it can, else the fused kernels"}
     return {"path": "xla", "why": obstacle}

@@ -13,6 +13,9 @@ import jax.numpy as jnp
 
 from ctx_jax.parallel.sharding import RULES
 
+HEADS = ("batch", "", "heads")
+"""Logical axes of queries, keys and values [B, T, H, C]."""
+
 _paths: dict[str, str] = {}  # for people only: nothing depends on it
 
 
@@ -26,24 +29,25 @@ def chose(operation: str, path: str) -> None:
     _paths[operation] = path
 
 
-def obstacle(query: jax.Array) -> str | None:
-    """Why no GPU kernel takes this query [B, T, H, C]; None if one can."""
+def obstacle(x: jax.Array, axes: tuple[str, ...]) -> str | None:
+    """Why no GPU kernel takes this operand; None if one can. `axes` are the logical ones that a mesh splits, one name
+    for each axis of x, "" for those that stay whole."""
     if jax.default_backend() != "gpu":
         return f"no kernel for {jax.default_backend()}"
-    if query.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"{query.dtype} (the kernels take bfloat16: set model.dtype)"
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"{x.dtype} (the kernels take bfloat16: set model.dtype)"
     device = jax.local_devices()[0]
     major = str(device.compute_capability).partition(".")[0]  # AMD's are names
     if not major.isdecimal() or int(major) < 8:
         return f"{device.device_kind} of compute capability {device.compute_capability} (the kernels need NVIDIA's 8.0)"
-    return uneven(query)
+    return uneven(x, axes)
 
 
-def uneven(query: jax.Array) -> str | None:
-    """Which axis of the query does not divide evenly over the current mesh; None if all do."""
+def uneven(x: jax.Array, axes: tuple[str, ...]) -> str | None:
+    """Which axis of x does not divide evenly over the current mesh; None if all do."""
     mesh = jax.sharding.get_abstract_mesh()
-    for axis, size in (("batch", query.shape[0]), ("heads", query.shape[2])):
-        shards = math.prod(mesh.shape[name] for name in RULES[axis] if name in mesh.shape)
+    for axis, size in zip(axes, x.shape, strict=False):
+        shards = math.prod(mesh.shape[name] for name in RULES.get(axis, ()) if name in mesh.shape)
         if size % shards:
             return f"{size} {axis} over {shards} devices"
     return None

@@ -80,7 +80,7 @@ def obstacle(query: jax.Array, key: jax.Array) -> str | None:
         return f"{key.shape[1]} keys (the kernel takes {RANKS - 3})"
     if query.shape[-1] > WIDEST:
         return f"heads of {query.shape[-1]} channels (the kernel takes {WIDEST})"
-    return kernels.obstacle(query)
+    return kernels.obstacle(query, kernels.HEADS)
 
 
 def relative_attention(

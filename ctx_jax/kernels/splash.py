@@ -28,7 +28,7 @@ def obstacle(query: jax.Array, key: jax.Array, random: bool) -> str | None:
         return "dropout (the kernel has none)"
     if query.shape[1] != key.shape[1] or query.shape[1] < LANES:
         return f"{query.shape[1]} queries of {key.shape[1]} keys (the kernel takes as many, {LANES} or more)"
-    return kernels.uneven(query)
+    return kernels.uneven(query, kernels.HEADS)
 
 
 def attention(

@@ -40,19 +40,26 @@ def keep(rows: jax.Array, columns: jax.Array, rate: float) -> jax.Array:
     return x >= jnp.uint32(round(rate * 2**32))
 
 
-def mask(shape: tuple[int, ...], first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
-    """What is kept of an array [*rows, columns]; a row's number counts all its axes, modulo 2**32."""
+def stirred(shape: tuple[int, ...], first: jax.Array, second: jax.Array) -> jax.Array:
+    """The states of the rows of an array [*rows, columns], [*rows, 1]; a row's number counts all its axes, modulo
+    2**32."""
     number = jnp.zeros((*shape[:-1], 1), jnp.uint32)
     for axis in range(len(shape) - 1):
         stride = math.prod(shape[axis + 1 : -1]) % 2**32
         number += jax.lax.broadcasted_iota(jnp.uint32, number.shape, axis) * jnp.uint32(stride)
+    return stir(number, first, second)
+
+
+def mask(shape: tuple[int, ...], first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
+    """What is kept of an array [*rows, columns]."""
     columns = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-    return keep(stir(number, first, second), columns, rate)
+    return keep(stirred(shape, first, second), columns, rate)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _drop(x: jax.Array, first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
-    return jnp.where(mask(x.shape, first, second, rate), x * (1.0 / (1.0 - rate)), jnp.zeros_like(x))
+    scale = jnp.array(1.0 / (1.0 - rate), jnp.promote_types(x.dtype, jnp.float32))  # bf16 would round it
+    return jnp.where(mask(x.shape, first, second, rate), (x * scale).astype(x.dtype), jnp.zeros_like(x))
 
 
 def _forward(x: jax.Array, first: jax.Array, second: jax.Array, rate: float) -> tuple[jax.Array, Any]:

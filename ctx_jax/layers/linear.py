@@ -31,8 +31,10 @@ class Linear(nn.Module):
         """[..., *inputs] -> [..., *outputs]."""
         lead = x.shape[: x.ndim - len(self.inputs)]
         kernel = self.kernel.astype(x.dtype).reshape(math.prod(self.inputs), math.prod(self.outputs))
-        y = (x.reshape(*lead, math.prod(self.inputs)) @ kernel).reshape(*lead, *self.outputs)
-        return y + self.bias.astype(y.dtype) if self.use_bias else y
+        y = x.reshape(*lead, math.prod(self.inputs)) @ kernel
+        if self.use_bias:  # before the product is reshaped: a GPU's product then adds it itself
+            y += self.bias.astype(y.dtype).reshape(-1)
+        return y.reshape(*lead, *self.outputs)
 
 
 def split_key(key: jax.Array | None, count: int) -> tuple[jax.Array | None, ...]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from ctx_jax.contract import TokenScores
+from ctx_jax.kernels import chose, vocabulary
 from ctx_jax.parallel.sharding import RULES, constrain
 
 LOGITS = 2**27
@@ -125,10 +126,8 @@ def _chunked(
     near_bias = None if bias is None else constrain(bias, ("logits",))
     table_axes, bias_axes = ("batch", "logits", "table"), ("batch", "logits")
 
-    def step(gradients: Any, start: jax.Array) -> tuple[Any, TokenScores]:
-        h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
-        # in training in hidden's dtype: they are written and read several times; all sums stay wide
-        logits = vocabulary_logits(h, narrow_table, near_bias, h.dtype if differentiate else wide)
+    def of_logits(logits: jax.Array, t: jax.Array, w: jax.Array) -> tuple[Any, ...]:
+        """Of each position: negative log-likelihood, log-normaliser, likeliest token, gradient by its logits if asked."""
         logits = jnp.where(columns < vocabulary_size, logits.astype(wide), -jnp.inf)
         # compared, not gathered: stays local where the vocabulary is sharded
         target = columns == t[..., None]
@@ -137,12 +136,28 @@ def _chunked(
         normalizer = exponentials.sum(-1, keepdims=True)
         log_normalizer = (largest + jnp.log(normalizer))[..., 0]
         nll = log_normalizer - jnp.where(target, logits, 0).sum(-1)
-        total = jnp.where(w != 0, w * nll, 0)
-        scores = TokenScores(total, nll, log_normalizer, logits.argmax(-1).astype(jnp.int32))
+        prediction = logits.argmax(-1).astype(jnp.int32)
+        if not differentiate:
+            return nll, log_normalizer, prediction, None
+        w = w[..., None]
+        return nll, log_normalizer, prediction, jnp.where(w != 0, w * (exponentials / normalizer - target), 0)
+
+    def step(gradients: Any, start: jax.Array) -> tuple[Any, TokenScores]:
+        h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
+        # in training in hidden's dtype: they are written and read several times; all sums stay wide
+        logits = jax.eval_shape(partial(vocabulary_logits, dtype=h.dtype), h, narrow_table, None)
+        obstacle = vocabulary.obstacle(logits)
         if differentiate:
-            w = w[..., None]
-            g = jnp.where(w != 0, w * (exponentials / normalizer - target), 0).astype(h.dtype)
-            h = jnp.where(w != 0, h, 0)
+            chose("cross-entropy", "Pallas kernel" if obstacle is None else f"XLA: {obstacle}")
+        if differentiate and obstacle is None:
+            logits = vocabulary_logits(h, narrow_table, None, h.dtype)
+            results = vocabulary.cross_entropy(logits, near_bias, t, w, vocabulary_size=vocabulary_size)
+        else:
+            results = of_logits(vocabulary_logits(h, narrow_table, near_bias, h.dtype if differentiate else wide), t, w)
+        nll, log_normalizer, prediction, g = results
+        scores = TokenScores(jnp.where(w != 0, w * nll, 0), nll, log_normalizer, prediction)
+        if differentiate:
+            g, h = g.astype(h.dtype), jnp.where(w[..., None] != 0, h, 0)
             by_hidden, by_table, by_bias = gradients
             by_hidden = jax.lax.dynamic_update_slice_in_dim(by_hidden, g @ narrow_table, start, axis=2)
             by_table += jnp.einsum("nrkv,nrkd->nvd", g, h, preferred_element_type=wide)

@@ -10,6 +10,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from ctx_jax.kernels import chose
+from ctx_jax.kernels import norm as kernel
+from ctx_jax.layers.dropout import dropout, stirred, words
 from ctx_jax.layers.parameters import parameter
 
 
@@ -48,6 +51,31 @@ def _backward(epsilon: float, kept: Any, gradient: jax.Array) -> tuple[jax.Array
 layer_norm.defvjp(_forward, _backward)
 
 
+def add_norm(
+    x: jax.Array,
+    branch: jax.Array | None,
+    scale: jax.Array,
+    bias: jax.Array,
+    *,
+    epsilon: float,
+    rate: float = 0.0,
+    key: jax.Array | None = None,
+    both: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """x [..., D] plus the dropped out branch [..., D] (None: nothing), and that normalised.
+
+    `both` says whether the caller needs the sum itself; the first result has no gradient otherwise. Without a key there
+    is no dropout.
+    """
+    obstacle = kernel.obstacle(x)
+    chose("LayerNorm", "Pallas kernel" if obstacle is None else f"XLA: {obstacle}")
+    if obstacle is not None:
+        total = x if branch is None else x + dropout(branch, rate, key)
+        return total, layer_norm(total, scale, bias, epsilon)
+    states = None if branch is None or key is None or rate == 0.0 else stirred(x.shape, *words(key))
+    return kernel.add_norm(x, branch, states, scale, bias, epsilon=epsilon, rate=rate, both=both)
+
+
 class LayerNorm(nn.Module):
     """Gain and bias of `layer_norm`."""
 
@@ -59,6 +87,14 @@ class LayerNorm(nn.Module):
         self.scale = parameter(self, "scale", self.scale_init, (self.width,), ("norm",))
         self.bias = parameter(self, "bias", nn.initializers.zeros, (self.width,), ("norm",))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> [..., D]."""
-        return layer_norm(x, self.scale, self.bias, self.epsilon)
+    def __call__(
+        self, x: jax.Array, branch: jax.Array | None = None, rate: float = 0.0, key: jax.Array | None = None
+    ) -> jax.Array:
+        """[..., D] -> [..., D]: x plus the dropped out branch, normalised (post-LN)."""
+        return add_norm(x, branch, self.scale, self.bias, epsilon=self.epsilon, rate=rate, key=key)[1]
+
+    def both(
+        self, x: jax.Array, branch: jax.Array | None = None, rate: float = 0.0, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """x plus the dropped out branch, where the next residual connection starts, and that normalised (pre-LN)."""
+        return add_norm(x, branch, self.scale, self.bias, epsilon=self.epsilon, rate=rate, key=key, both=True)

@@ -126,8 +126,8 @@ class Layer(nn.Module):
         y, probabilities, _ = self.attention(
             x, shared.documents, attention_key, one_document=shared.one_document, collect="attention" in shared.collect
         )
-        x = self.attention_norm(x + dropout(y, self.config.dropout, first_key))
-        x = self.feed_forward_norm(x + dropout(self.feed_forward(x), self.config.dropout, second_key))
+        x = self.attention_norm(x, y, self.config.dropout, first_key)
+        x = self.feed_forward_norm(x, self.feed_forward(x), self.config.dropout, second_key)
         collected = {"layers": x, "attention": probabilities}
         return x, {name: collected[name] for name in shared.collect}
 

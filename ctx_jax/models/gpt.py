@@ -151,7 +151,7 @@ class Layer(nn.Module):
         """[B, T, D] -> [B, T, D] and what `collect` names. With a past, T is 1."""
         pre = self.config.norm == "pre"
         attention_key, first_key, second_key = split_key(key, 3)
-        y = self.attention_norm(x) if pre else x
+        x, y = self.attention_norm.both(x) if pre else (x, x)
         collected: dict[str, Any] = {}
         if past is None:
             y, collected["attention"], collected["past"] = self.attention(
@@ -163,11 +163,12 @@ class Layer(nn.Module):
             )
         else:
             y, collected["past"] = self.attention.extend(y, past, shared.documents, shared.positions)
-        x += dropout(y, self.config.dropout, first_key)
-        x = x if pre else self.attention_norm(x)
-        y = self.feed_forward(self.feed_forward_norm(x) if pre else x)
-        x += dropout(y, self.config.dropout, second_key)
-        x = x if pre else self.feed_forward_norm(x)
+        if pre:
+            x, y = self.feed_forward_norm.both(x, y, self.config.dropout, first_key)
+            x += dropout(self.feed_forward(y), self.config.dropout, second_key)
+        else:
+            x = self.attention_norm(x, y, self.config.dropout, first_key)
+            x = self.feed_forward_norm(x, self.feed_forward(x), self.config.dropout, second_key)
         collected["layers"] = x
         return x, {name: collected[name] for name in shared.collect}
 

@@ -198,11 +198,12 @@ class Layer(nn.Module):
             places=places,
             collect="attention" in shared.collect,
         )
-        x += dropout(y, c.dropout, first_key)
-        x = x if pre else self.attention_norm(x)
-        y = self.feed_forward(self.feed_forward_norm(x) if pre else x, inner_key)
-        x += dropout(y, c.dropout, second_key)
-        x = x if pre else self.feed_forward_norm(x)
+        if pre:
+            x, y = self.feed_forward_norm.both(x, y, c.dropout, first_key)
+            x += dropout(self.feed_forward(y, inner_key), c.dropout, second_key)
+        else:
+            x = self.attention_norm(x, y, c.dropout, first_key)
+            x = self.feed_forward_norm(x, self.feed_forward(x, inner_key), c.dropout, second_key)
         collected["layers"] = x
         return x, {name: collected[name] for name in shared.collect}
 

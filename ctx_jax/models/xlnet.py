@@ -193,9 +193,9 @@ class Layer(nn.Module):
                 segments=s.segments,
                 collect="attention" in shared.collect and s is shared.content,
             )
-            x = self.attention_norm(x + dropout(y, c.dropout, first_key))
+            x = self.attention_norm(x, y, c.dropout, first_key)
             y = self.feed_forward(x, inner_key)
-            return self.feed_forward_norm(x + dropout(y, c.dropout, second_key)), probabilities
+            return self.feed_forward_norm(x, y, c.dropout, second_key), probabilities
 
         if g is not None and shared.query is not None:
             g, _ = stream(g, shared.query, query_key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,6 +56,19 @@ def constrain(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     if mesh.empty or x.ndim != len(axes):
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes))
+
+
+def over_rows(function: Callable[[Any, Any], Any], rows: Any, others: Any) -> Any:
+    """function(rows, others) on each device's part of the rows, the first axis of all arrays in `rows` and of all that
+    it returns; the others are whole. For what the compiler cannot split by itself: kernels."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function(rows, others)
+    split = spec(("batch",))
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=(split, PartitionSpec()), out_specs=split, check_vma=False
+    )
+    return mapped(rows, others)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:

@@ -1,0 +1,116 @@
+"""Softmax cross-entropy over a vocabulary and its gradient in one pass for GPUs (Pallas, lowered through Triton).
+
+What `layers.losses` computes of a chunk of logits in training: a program goes twice through the logits of one position,
+the second time while they are still in the cache, and leaves the gradient in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from ctx_jax import kernels
+from ctx_jax.parallel.sharding import RULES, over_rows
+
+WIDTH = 2048
+"""Logits that a program holds at a time."""
+WARPS = 8
+"""Warps of a program."""
+LOWEST = -1e30
+"""Where a running maximum starts."""
+
+
+def obstacle(logits: jax.Array) -> str | None:
+    """Why the twin has to do it; None if nothing stands in the way."""
+    mesh = jax.sharding.get_abstract_mesh()
+    shards = math.prod(mesh.shape[name] for name in RULES["logits"] if name in mesh.shape)
+    if shards > 1:
+        return f"the vocabulary is split over {shards} devices"
+    if logits.size >= 2**31:
+        return f"{logits.size} logits at a time (the kernel takes {2**31 - 1})"
+    return kernels.obstacle(logits, ("batch",))
+
+
+def kernel(logits, bias, targets, weights, nll, normalizer, prediction, gradient, *, size: int) -> None:
+    """logits and gradient [N, Vpad] are one array; bias [Vpad] or (); the others [N]."""
+    row = pl.program_id(0)
+    padded = logits.shape[1]
+    lanes = jnp.arange(WIDTH, dtype=jnp.int32)
+
+    def load(n: Any) -> tuple[jax.Array, jax.Array]:
+        column = n * WIDTH + lanes
+        inside = column < padded  # a multiple of what one load takes, as the size is not
+        x = plgpu.load(logits.at[row, column], mask=inside, other=0.0).astype(jnp.float32)
+        if not isinstance(bias, tuple):
+            x += plgpu.load(bias.at[column], mask=inside, other=0.0)
+        return column, jnp.where(column < size, x, -jnp.inf)
+
+    def look(n: Any, carry: Any) -> Any:
+        """Each lane's largest logit, where it was, and the sum of exponentials relative to it."""
+        largest, best, total = carry
+        column, x = load(n)
+        higher = x > largest
+        shrink = jnp.exp(-jnp.abs(x - largest))
+        total = jnp.where(higher, total * shrink + 1.0, total + shrink)
+        return jnp.where(higher, x, largest), jnp.where(higher, column, best), total
+
+    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), jnp.zeros(WIDTH, jnp.float32)
+    steps = -(-padded // WIDTH)
+    largest, best, total = jax.lax.fori_loop(0, steps, look, start)
+    top = largest.max()
+    log_normalizer = top + jnp.log((total * jnp.exp(largest - top)).sum())
+    target, weight = targets[row], weights[row]
+    at = jnp.clip(target, 0, size - 1)
+    logit = logits[row, at].astype(jnp.float32)
+    if not isinstance(bias, tuple):
+        logit += bias[at]
+    nll[row] = log_normalizer - logit
+    normalizer[row] = log_normalizer
+    prediction[row] = jnp.where(largest == top, best, padded).min()
+
+    def write(n: Any, carry: Any) -> Any:
+        column, x = load(n)
+        by_logits = weight * (jnp.exp(x - log_normalizer) - jnp.where(column == target, 1.0, 0.0))
+        by_logits = jnp.where(weight != 0.0, by_logits, 0.0).astype(gradient.dtype)
+        plgpu.store(gradient.at[row, column], by_logits, mask=column < padded)
+        return carry
+
+    jax.lax.fori_loop(0, steps, write, 0)
+
+
+def cross_entropy(
+    logits: jax.Array,
+    bias: jax.Array | None,
+    targets: jax.Array,
+    weights: jax.Array,
+    *,
+    vocabulary_size: int,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """logits [..., Vpad] without their bias [Vpad], targets and weights [...] -> negative log-likelihoods,
+    log-normalisers, the likeliest tokens, and the gradient of the weighted sum by the logits, in their dtype."""
+
+    def run(rows: Any, bias: Any) -> Any:
+        logits, targets, weights = rows
+        lead, padded = targets.shape, logits.shape[-1]
+        each = jax.ShapeDtypeStruct((targets.size,), jnp.float32)
+        flat = logits.reshape(-1, padded)
+        outputs = [each, each, jax.ShapeDtypeStruct(each.shape, jnp.int32), jax.ShapeDtypeStruct(flat.shape, flat.dtype)]
+        results = pl.pallas_call(
+            partial(kernel, size=vocabulary_size),
+            grid=(targets.size,),
+            out_shape=outputs,
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
+            input_output_aliases={0: 3},
+            name="cross_entropy_kernel",
+        )(flat, () if bias is None else bias, targets.reshape(-1), weights.reshape(-1))
+        return *(x.reshape(lead) for x in results[:3]), results[3].reshape(logits.shape)
+
+    return over_rows(run, (logits, targets, weights), bias)

@@ -1,0 +1,58 @@
+"""The kernel of the cross-entropy, interpreted, against the formula."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ctx_jax.kernels import vocabulary
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setattr(vocabulary, "WIDTH", 16)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_values_and_gradient(biased):
+    """Several steps with a short last one; padding of the vocabulary; a position without weight that holds NaN."""
+    size, padded, rng = 41, 48, np.random.default_rng(0)
+    logits = rng.normal(size=(2, 3, padded)) * 4
+    logits[0, 1, :] = np.nan
+    logits[..., size:] = 50.0  # never predicted
+    bias = rng.normal(size=padded) if biased else np.zeros(padded)
+    targets = rng.integers(0, size, (2, 3))
+    weights = np.array([[0.5, 0.0, 1.0], [2.0, 1.0, 1.0]])
+    results = vocabulary.cross_entropy(
+        jnp.asarray(logits, jnp.float32),
+        jnp.asarray(bias, jnp.float32) if biased else None,
+        jnp.asarray(targets, jnp.int32),
+        jnp.asarray(weights, jnp.float32),
+        vocabulary_size=size,
+        interpret=True,
+    )
+    nll, normalizer, prediction, gradient = map(np.asarray, results)
+    full = (logits + bias)[..., :size]
+    wanted = np.log(np.exp(full).sum(-1))
+    real = weights != 0
+    np.testing.assert_allclose(normalizer[real], wanted[real], rtol=1e-6)
+    picked = np.take_along_axis(full, targets[..., None], -1)[..., 0]
+    np.testing.assert_allclose(nll[real], (wanted - picked)[real], rtol=1e-5)
+    np.testing.assert_array_equal(prediction[real], full.argmax(-1)[real])
+    by_logits = weights[..., None] * (np.exp(full - wanted[..., None]) - np.eye(size)[targets])
+    np.testing.assert_allclose(gradient[..., :size][real], by_logits[real], atol=1e-6)
+    assert not gradient[0, 1].any()
+    assert not gradient[..., size:].any()
+
+
+def test_of_equal_logits_the_first_is_predicted():
+    logits = jnp.zeros((1, 40)).at[0, jnp.array([5, 23, 37])].set(3.0)
+    zeros = jnp.zeros(1)
+    results = vocabulary.cross_entropy(
+        logits, None, zeros.astype(jnp.int32), zeros, vocabulary_size=40, interpret=True
+    )
+    assert results[2].tolist() == [5]
+    assert logits.shape == results[3].shape
+    assert jax.device_get(results[3]).any() == 0
