@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
 from ctx_jax.kernels import tiles
-from ctx_jax.kernels.tiles import LOG2E, Facts, Fused, Given, Settings
-from ctx_jax.layers.dropout import words
+from ctx_jax.kernels.tiles import NOTHING, Facts, Fused, Given, Settings
+from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.parallel.sharding import RULES
 
@@ -157,14 +157,14 @@ def over_mesh(
     """`attend` on each device's rows and heads; nothing is moved. `segments` are those of queries and keys."""
     rows, queries, heads, _ = content.shape
     code, lowest, highest = codes(visibility)
-    of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, highest, segments[0])]
+    sees = lowest <= highest
+    lowest, reach = jnp.where(sees, lowest, NOTHING), jnp.where(sees, highest - lowest, 0)
+    of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, reach, segments[0])]
     of_keys = [jnp.broadcast_to(x, (rows, key.shape[1])) for x in (code, segments[1])]
     rate = 0.0 if dropout_key is None else rate
-    first, second = (jnp.uint32(0), jnp.uint32(0)) if dropout_key is None else words(dropout_key)
-    number = jax.lax.broadcasted_iota(jnp.uint32, (rows, heads), 0) * jnp.uint32(heads)
-    number += jax.lax.broadcasted_iota(jnp.uint32, (rows, heads), 1)
-    seeds = jnp.stack([number * jnp.uint32(queries) + first, jnp.broadcast_to(second, number.shape)], -1)
-    facts = Facts(jnp.stack(of_queries, 1).astype(jnp.int32), jnp.stack(of_keys, 1).astype(jnp.int32), seeds)
+    states = stirred((rows, heads, queries, 1), *words(dropout_key))[..., 0] if rate else None
+    columns = mix(jnp.arange(key.shape[1], dtype=jnp.uint32)) if rate else None
+    facts = Facts(jnp.stack(of_queries, 1).astype(jnp.int32), jnp.stack(of_keys, 1).astype(jnp.int32), states, columns)
 
     run = partial(attend, rate=rate, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
@@ -179,7 +179,7 @@ def over_mesh(
             if isinstance(term, Fused)
             else Given._make((P(head, batch), row))
         )
-    specs = (array, array, array, terms, None if gate is None else scores, Facts._make((row, row, scores)))
+    specs = (array, array, array, terms, None if gate is None else scores, Facts(row, row, *((scores, P()) if rate else (None, None))))
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=array, check_vma=False)
     return split(content, key, value, term, gate, facts)
 
@@ -197,7 +197,7 @@ def attend(
 ) -> jax.Array:
     """Attention of content queries [B, T, H, C] (with their bias) to key and value [B, S, H, C] -> [B, T, H, C].
 
-    `gate` [B, H, T] fp32 is added to the scores of the keys of a query's own segment. Any sizes: what the kernels need
+    `gate` [B, H, T] fp32 is added to the products with the keys of a query's own segment. Any sizes: what the kernels need
     longer is padded. `interpret` runs them anywhere, slowly.
     """
     rows, queries, heads, channels = content.shape
@@ -208,8 +208,7 @@ def attend(
     def wide(x: jax.Array, length: int) -> jax.Array:
         return padded(padded(x, -1, c), -3, length)
 
-    query_facts = padded(facts.query, -1, t)
-    query_facts = query_facts.at[:, 0, queries:].set(1)
+    query_facts = padded(facts.query, -1, t).at[:, 0, queries:].set(NOTHING)
     key_facts = padded(facts.key, -1, s, -1)
     if isinstance(position, Fused):
         # Row i of the padded queries meets key j at distance t - 1 - i + j. No further than what is seen is needed, and
@@ -221,23 +220,28 @@ def attend(
     elif isinstance(position, Given):
         position = Given(padded(position.scores, 2, t), padded(position.offsets, -1, t))
     settings = Settings(channels**-0.5, rate, gate is not None, interpret)
-    gate = jnp.zeros((rows, heads, t), jnp.float32) if gate is None else padded(gate * LOG2E * channels**-0.5, -1, t)
-    facts = Facts(query_facts, key_facts, facts.seeds)
+    gate = jnp.zeros((rows, heads, t), jnp.float32) if gate is None else padded(gate, -1, t)
+    states, columns = (x if x is None else padded(x, -1, n) for x, n in ((facts.states, t), (facts.columns, s)))
+    facts = Facts(query_facts, key_facts, states, columns)
     out = _attend(wide(content, t), wide(key, s), wide(value, s), position, gate, facts, settings)
     return out[:, :queries, :, :channels]
 
 
-def bounds(facts: Facts) -> tuple[jax.Array, jax.Array]:
+def bounds(facts: Facts) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For each block of queries the first block of keys that it meets and the one after the last, [B, T / BLOCK, 2],
-    and for each block of keys the blocks of queries that meet it: all that see each other, and what lies between."""
+    and for each block of keys the blocks of queries that meet it: all that see each other, and what lies between.
 
-    lowest, highest, code = facts.query[:, 0], facts.query[:, 1], facts.key[:, 0]
+    Also [B, T / BLOCK, S / BLOCK] int32, 1 where all of a block of queries see all of a block of keys.
+    """
+    lowest, code = facts.query[:, 0], facts.key[:, 0]
+    highest = lowest + facts.query[:, 1]
 
     def extreme(x: jax.Array, real: jax.Array, least: bool) -> jax.Array:
         x, real = (y.reshape(len(y), -1, tiles.BLOCK) for y in (x, real))
         return jnp.where(real, x, 2**30).min(-1) if least else jnp.where(real, x, -(2**30)).max(-1)
 
-    real, key_real = lowest <= highest, code >= 0
+    real, key_real = lowest != NOTHING, code >= 0
+    every, key_every = jnp.ones_like(real), jnp.ones_like(key_real)
     sees = extreme(lowest, real, True)[:, :, None] <= extreme(code, key_real, False)[:, None, :]
     sees &= extreme(highest, real, False)[:, :, None] >= extreme(code, key_real, True)[:, None, :]
 
@@ -248,7 +252,9 @@ def bounds(facts: Facts) -> tuple[jax.Array, jax.Array]:
     blocks = ends(sees)
     j = jnp.arange(sees.shape[2])
     met = (blocks[..., :1] <= j) & (j < blocks[..., 1:])
-    return blocks, ends(met.swapaxes(1, 2))
+    whole = extreme(lowest, every, False)[:, :, None] <= extreme(code, key_every, True)[:, None, :]
+    whole &= extreme(highest, every, True)[:, :, None] >= extreme(code, key_every, False)[:, None, :]
+    return blocks, ends(met.swapaxes(1, 2)), whole.astype(jnp.int32)
 
 
 def refs(position: Fused | Given | None) -> tuple[jax.Array, ...]:
@@ -257,15 +263,14 @@ def refs(position: Fused | Given | None) -> tuple[jax.Array, ...]:
 
 
 def call(
-    kernel: Any, blocks: int, settings: Settings, facts: Facts, *operands: Any, outputs: list[Any], stages: int = 3
+    kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any], stages: int = 3
 ) -> list[jax.Array]:
-    """Runs a program for each block of each head of each row. Where the last operand is `position_kernel`'s zeros, its
+    """Runs a program for each (block, head, row). Where the last operand is `position_kernel`'s zeros, its
     third output begins as that."""
-    rows, heads, _ = facts.seeds.shape
     begun = kernel is tiles.position_kernel and not isinstance(operands[-1], tuple)
     return pl.pallas_call(
         partial(kernel, settings=settings),
-        grid=(blocks, heads, rows),
+        grid=grid,
         out_shape=outputs,
         interpret=settings.interpret,
         compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=stages),
@@ -279,11 +284,11 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _forward(content: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings) -> Any:
-    blocks, _ = bounds(facts)
-    normalizer = like(gate)
+    blocks, _, whole = bounds(facts)
+    rows, heads, _ = gate.shape
     out, normalizer = call(
-        tiles.forward_kernel, blocks.shape[1], settings, facts, content, key, value, refs(position), gate, tuple(facts),
-        blocks, outputs=[like(content), normalizer],
+        tiles.forward_kernel, (blocks.shape[1], heads, rows), settings, content, key, value, refs(position), gate,
+        (*facts, whole), blocks, outputs=[like(content), like(gate)],
     )  # fmt: skip
     return out, (content, key, value, position, gate, facts, out, normalizer)
 
@@ -292,21 +297,22 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     content, key, value, position, gate, facts, out, normalizer = residuals
     fused = isinstance(position, Fused)
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
-    blocks, key_blocks = bounds(facts)
-    rest = gradient, normalizer, delta
-    rows, heads, _ = facts.seeds.shape
+    blocks, key_blocks, whole = bounds(facts)
+    known, rest = (*facts, whole), (gradient, normalizer, delta)
+    rows, heads, _ = gate.shape
+    by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
     outputs = [like(key), like(value)]
     if position is not None:
         # heads first: what the gradient by distance sums over, rows and queries, is then one axis in memory
         outputs.append(jax.ShapeDtypeStruct((heads, rows, content.shape[1], key.shape[1]), content.dtype))
     by_key, by_value, *by_pairs = call(
-        tiles.key_kernel, key_blocks.shape[1], settings, facts, content, key, value, refs(position), gate, tuple(facts),
-        key_blocks, *rest, outputs=outputs, stages=2 if fused else 3,  # more would leave room for one program alone
+        tiles.key_kernel, by_key_block, settings, content, key, value, refs(position), gate, known, key_blocks, *rest,
+        outputs=outputs, stages=2 if fused else 3,  # more would leave room for one program alone
     )  # fmt: skip
     if position is None:
         [by_content] = call(
-            tiles.query_kernel, blocks.shape[1], settings, facts, content, key, value, gate, tuple(facts), blocks,
-            *rest, outputs=[like(content)],
+            tiles.query_kernel, by_query_block, settings, content, key, value, gate, known, blocks, *rest,
+            outputs=[like(content)],
         )  # fmt: skip
         return by_content, by_key, by_value, None, jnp.zeros_like(gate), None
     outputs = [like(content), like(gate)]
@@ -320,8 +326,8 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
             like(content),
         ]
     by_content, by_gate, by_scores, *by_query = call(
-        tiles.position_kernel, blocks.shape[1], settings, facts, key, refs(position), tuple(facts), blocks, *by_pairs,
-        zeros, outputs=outputs,
+        tiles.position_kernel, by_query_block, settings, key, refs(position), known, blocks, *by_pairs, zeros,
+        outputs=outputs,
     )  # fmt: skip
     if isinstance(position, Given):
         by_scores = (by_scores * settings.natural).astype(by_scores.dtype)

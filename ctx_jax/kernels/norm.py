@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax import kernels
-from ctx_jax.layers.dropout import keep
+from ctx_jax.layers.dropout import keep, mix
 from ctx_jax.parallel.sharding import over_rows
 
 ROWS, SPAN = 2, 32
@@ -77,7 +77,7 @@ class Rows:
         if rate == 0.0:
             return x
         rows = plgpu.load(states.at[self.row, 0], mask=self.row < states.shape[0], other=0)
-        kept = keep(rows[:, None], self.column.astype(jnp.uint32)[None, :], rate)
+        kept = keep(rows[:, None], mix(self.column.astype(jnp.uint32))[None, :], rate)
         return jnp.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
 
     def normal(self, x: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:

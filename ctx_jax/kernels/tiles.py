@@ -23,10 +23,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax.kernels.gather import take_along_axis
-from ctx_jax.layers.dropout import keep, stir
+from ctx_jax.layers.dropout import keep
 
 BLOCK = 64
 """Queries and keys of a tile."""
+NOTHING = -(2**31)
+"""Lowest code of a query that sees nothing."""
 LOG2E = math.log2(math.e)
 HIDDEN, LOWEST = -1e30, -1e20
 """Score of what is not seen, and where a row's running maximum starts: below it, so that nothing seen sums to 0."""
@@ -56,11 +58,13 @@ class Facts(NamedTuple):
     """What the mask, the segment term and dropout depend on; no gradient."""
 
     query: jax.Array
-    """[B, 3, T] int32: lowest and highest code that is seen, segment."""
+    """[B, 3, T] int32: lowest code that is seen, how far the highest is from it, segment."""
     key: jax.Array
     """[B, 2, S] int32: code, segment."""
-    seeds: jax.Array
-    """[B, H, 2] uint32, of dropout: the number of the first row of scores plus the key's first word; its second."""
+    states: jax.Array | None
+    """[B, H, T] uint32: stirred numbers of the rows of scores; None = no dropout."""
+    columns: jax.Array | None
+    """[S] uint32: mixed numbers of the keys; None = no dropout."""
 
 
 class Settings(NamedTuple):
@@ -72,10 +76,26 @@ class Settings(NamedTuple):
     segments: bool
     interpret: bool
 
+    @property
+    def scale(self) -> float:
+        """Turns scores into exponents of 2."""
+        return self.natural * LOG2E
+
+    @property
+    def kept(self) -> float:
+        """What is not dropped out is multiplied by this."""
+        return 1.0 / (1.0 - self.rate)
+
 
 def dot(x: jax.Array, y: jax.Array) -> jax.Array:
     """Summed in fp32."""
     return jnp.dot(x, y, preferred_element_type=jnp.float32)
+
+
+def unknown_zero(x: jax.Array) -> jax.Array:
+    """Zeros of which the compiler does not know that they are: with known ones it would convert to bf16 before it
+    chooses between them and something else, which takes twice the instructions."""
+    return x * 0.0
 
 
 class Tile:
@@ -83,7 +103,9 @@ class Tile:
     transposition."""
 
     def __init__(self, facts: Any, b: Any, h: Any, settings: Settings, *, turned: bool) -> None:
-        self.query_facts, self.key_facts, self.seeds = facts
+        """`facts` are those of `Facts` and, [B, T / BLOCK, S / BLOCK] int32, 1 where all queries of a block see all keys
+        of the other."""
+        self.query_facts, self.key_facts, self.states, self.columns, self.whole = facts
         self.b, self.h, self.settings, self.turned = b, h, settings, turned
         self.iota = jnp.arange(BLOCK, dtype=jnp.int32)
 
@@ -118,32 +140,36 @@ class Tile:
     def scores(
         self,
         content: jax.Array,
-        position: jax.Array | float,
+        position: jax.Array | None,
         gate: jax.Array,
         seen: tuple[jax.Array, jax.Array],
         i: Any,
         j: Any,
     ) -> jax.Array:
-        """Base-2 scores with HIDDEN where the mask is; `seen` are the queries' ranges of codes."""
-        scores = (content + position) * (self.settings.natural * LOG2E)
+        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` are the queries' ranges of codes."""
+        scores = content if position is None else content + position
         if self.settings.segments:
             scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
-        code = self.by_key(self.key_fact(0, j))
-        return jnp.where((code >= self.by_query(seen[0])) & (code <= self.by_query(seen[1])), scores, HIDDEN)
+
+        def masked(scores: jax.Array) -> jax.Array:
+            above = self.by_key(self.key_fact(0, j)) - self.by_query(seen[0])
+            inside = above.astype(jnp.uint32) <= self.by_query(seen[1]).astype(jnp.uint32)  # 0 <= above <= seen[1]
+            return jnp.where(inside, scores, HIDDEN)
+
+        return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
 
     def seen(self, i: Any) -> tuple[jax.Array, jax.Array]:
         return self.query_fact(0, i), self.query_fact(1, i)
 
-    def dropout(self, x: jax.Array, i: Any, j: Any) -> jax.Array:
-        """The tile of the probabilities (or of their gradient) after dropout."""
-        rate = self.settings.rate
-        if rate == 0.0:
+    def row_states(self, i: Any) -> jax.Array | None:
+        return None if self.states is None else self.states[self.b, self.h, pl.ds(i * BLOCK, BLOCK)]
+
+    def dropout(self, x: jax.Array, dropped: jax.Array, rows: jax.Array | None, j: Any) -> jax.Array:
+        """A tile with `dropped` in place of what dropout takes; `rows` are `row_states`."""
+        if rows is None:
             return x
-        rows = stir(
-            (i * BLOCK + self.iota).astype(jnp.uint32), self.seeds[self.b, self.h, 0], self.seeds[self.b, self.h, 1]
-        )
-        columns = (j * BLOCK + self.iota).astype(jnp.uint32)
-        return jnp.where(keep(self.by_query(rows), self.by_key(columns), rate), x * (1.0 / (1.0 - rate)), 0.0)
+        columns = self.columns[pl.ds(j * BLOCK, BLOCK)]
+        return jnp.where(keep(self.by_query(rows), self.by_key(columns), self.settings.rate), x, dropped)
 
 
 class PositionTerm:
@@ -176,7 +202,7 @@ class PositionTerm:
             rows = jnp.broadcast_to(tile.by_query(self.i * BLOCK + tile.iota), columns.shape)
             return self.operands[0][tile.h, tile.b, rows, columns].astype(jnp.float32), carried
         if not self.fused:
-            return 0.0, carried
+            return None, carried
         second = self.product(j + 1)
         # row a meets key c at distance BLOCK - 1 - a + c of the two blocks
         index = tile.by_key(tile.iota) - tile.by_query(tile.iota) + BLOCK - 1
@@ -196,8 +222,8 @@ def forward_kernel(
     tile = Tile(facts, b, h, settings, turned=False)
     own = pl.ds(i * BLOCK, BLOCK)
     query, bias = content[b, own, h, :], gate[b, h, own]
-    position, seen = PositionTerm(tile, position, i), tile.seen(i)
-    first, end = blocks[b, i, 0], blocks[b, i, 1]
+    position, seen, states = PositionTerm(tile, position, i), tile.seen(i), tile.row_states(i)
+    first, end, zeros = blocks[b, i, 0], blocks[b, i, 1], unknown_zero(bias)[:, None]
 
     def step(j: Any, carry: Any) -> Any:
         largest, total, sums, carried = carry
@@ -205,17 +231,17 @@ def forward_kernel(
         distances, carried = position.scores(carried, j)
         scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, seen, i, j)
         new = jnp.maximum(largest, scores.max(1))
-        exponentials = jnp.exp2(scores - new[:, None])
-        shrink = jnp.exp2(largest - new)
+        exponentials = jnp.exp2(scores * settings.scale - (new * settings.scale)[:, None])
+        shrink = jnp.exp2((largest - new) * settings.scale)
         total = total * shrink + exponentials.sum(1)
-        dropped = tile.dropout(exponentials, i, j).astype(value.dtype)
+        dropped = tile.dropout(exponentials, zeros, states, j).astype(value.dtype)
         sums = sums * shrink[:, None] + dot(dropped, value[b, at, h, :])
         return new, total, sums, carried
 
     start = jnp.full(BLOCK, LOWEST, jnp.float32), jnp.zeros(BLOCK, jnp.float32), jnp.zeros(query.shape, jnp.float32)
     largest, total, sums, _ = jax.lax.fori_loop(first, end, step, (*start, position.product(first)))
-    out[b, own, h, :] = (sums / jnp.where(total == 0, 1.0, total)[:, None]).astype(out.dtype)
-    normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest + jnp.log2(total))
+    out[b, own, h, :] = (sums * (settings.kept / jnp.where(total == 0, 1.0, total))[:, None]).astype(out.dtype)
+    normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest * settings.scale + jnp.log2(total))
 
 
 def query_kernel(
@@ -227,14 +253,15 @@ def query_kernel(
     own = pl.ds(i * BLOCK, BLOCK)
     query, gradient = content[b, own, h, :], out_gradient[b, own, h, :]
     bias, normalizers, deltas = gate[b, h, own], normalizer[b, h, own], delta[b, h, own]
-    seen = tile.seen(i)
+    seen, states = tile.seen(i), tile.row_states(i)
 
     def step(j: Any, total: jax.Array) -> jax.Array:
         at = pl.ds(j * BLOCK, BLOCK)
         keys, values = key[b, at, h, :], value[b, at, h, :]
-        scores = tile.scores(tile.dot(query, keys), 0.0, bias, seen, i, j)
-        probabilities = jnp.exp2(scores - normalizers[:, None])
-        by_scores = probabilities * (tile.dropout(tile.dot(gradient, values), i, j) - deltas[:, None])
+        scores = tile.scores(tile.dot(query, keys), None, bias, seen, i, j)
+        probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
+        by_probabilities = tile.dot(gradient, values) * settings.kept - deltas[:, None]
+        by_scores = probabilities * tile.dropout(by_probabilities, -deltas[:, None], states, j)
         return total + dot(by_scores.astype(keys.dtype), keys)
 
     total = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, jnp.zeros(query.shape, jnp.float32))
@@ -287,7 +314,7 @@ def position_kernel(
         jax.lax.fori_loop(last + 1, by_scores.shape[-1] // BLOCK, fill, 0)
         by_position[b, own, h, :] = (position_sum * settings.natural).astype(by_position.dtype)
     by_content[b, own, h, :] = (content_sum * settings.natural).astype(by_content.dtype)
-    by_gate[b, h, own] = gate_sum / LOG2E
+    by_gate[b, h, own] = gate_sum * settings.natural
 
 
 def key_kernel(
@@ -307,10 +334,11 @@ def key_kernel(
         term = PositionTerm(tile, position, i)
         distances, _ = term.scores(term.product(j), j)
         scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], tile.seen(i), i, j)
-        probabilities = jnp.exp2(scores - normalizer[b, h, at][None, :])
-        value_sum += dot(tile.dropout(probabilities, i, j).astype(gradient.dtype), gradient)
-        by_scaled = tile.dropout(tile.dot(gradient, values), i, j) - delta[b, h, at][None, :]
-        by_scores = (probabilities * by_scaled).astype(query.dtype)
+        probabilities = jnp.exp2(scores * settings.scale - normalizer[b, h, at][None, :])
+        states, deltas, zeros = tile.row_states(i), delta[b, h, at][None, :], unknown_zero(gate[b, h, at])[None, :]
+        value_sum += dot(tile.dropout(probabilities, zeros, states, j).astype(gradient.dtype), gradient)
+        by_probabilities = tile.dot(gradient, values) * settings.kept - deltas
+        by_scores = (probabilities * tile.dropout(by_probabilities, -deltas, states, j)).astype(query.dtype)
         if by_pairs is not None:
             rows = jnp.broadcast_to((i * BLOCK + tile.iota)[None, :], by_scores.shape)
             columns = jnp.broadcast_to((j * BLOCK + tile.iota)[:, None], by_scores.shape)
@@ -321,4 +349,4 @@ def key_kernel(
     zeros = jnp.zeros(keys.shape, jnp.float32)
     key_sum, value_sum = jax.lax.fori_loop(blocks[b, j, 0], blocks[b, j, 1], step, (zeros, zeros))
     by_key[b, own, h, :] = (key_sum * settings.natural).astype(by_key.dtype)
-    by_value[b, own, h, :] = value_sum.astype(by_value.dtype)
+    by_value[b, own, h, :] = (value_sum * settings.kept).astype(by_value.dtype)

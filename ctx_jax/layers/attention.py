@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.kernels import chose, cudnn, flash, splash
+from ctx_jax.kernels import chose, flash, splash
 from ctx_jax.layers import masks
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.linear import Linear
@@ -53,7 +53,6 @@ def attention(
     length, source = query.shape[1], key.shape[1]
     if not collect:
         random = rate > 0 and dropout_key is not None
-        plain = one_document and causal and window is None and length == source
         on_tpu = jax.default_backend() == "tpu"
         obstacle = splash.obstacle(query, key, random) if on_tpu else flash.obstacle(query, key)
         if obstacle is not None:
@@ -61,9 +60,6 @@ def attention(
         elif on_tpu:
             chose("attention", "splash attention")
             return splash.attention(query, key, value, query_documents, causal=causal, window=window), None
-        elif plain and not random and query.shape[-1] % 8 == 0:
-            chose("attention", "cuDNN")
-            return cudnn.causal_attention(query, key, value), None
         else:
             chose("attention", "Pallas kernel")
             ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)

@@ -14,8 +14,8 @@ from ctx_jax.contract import TokenScores
 from ctx_jax.kernels import chose, vocabulary
 from ctx_jax.parallel.sharding import RULES, constrain
 
-LOGITS = 2**27
-"""Logits that one device holds at a time when the caller does not choose a chunk: 512 MiB in fp32."""
+LOGITS = 2**28
+"""Logits that one device holds at a time when the caller does not choose a chunk: 512 MiB in bf16."""
 
 
 def vocabulary_logits(

@@ -26,10 +26,11 @@ from ctx_jax.training.state import TrainState, variables
 
 DROPOUT = 0x64726F70
 """Parts the keys of dropout from other keys folded from the same seed."""
-GPU = {"xla_gpu_enable_command_buffer": "", "xla_gpu_dot_merger_threshold_mb": 0}
+GPU = {"xla_gpu_enable_command_buffer": "", "xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_triton_gemm": False}
 """Kernels are launched one by one: as one graph, it has to be brought up to date before each step while the device
 waits (3 to 5 ms a step of 30 to 70, seen on an H100), and what is launched one by one is hidden behind what runs.
-Products of one operand are not joined: the other operands would be copied beside each other first."""
+Products of one operand are not joined: the other operands would be copied beside each other first. All products go to
+cuBLASLt, which adds biases and residual gradients itself; of the compiler's own kernels none was ever chosen."""
 EVALUATION_SEED = 0
 """Seed of the corruption in evaluation."""
 

@@ -115,15 +115,18 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
     ranks = jnp.arange(length)[None]
     code, lowest, highest = flash.codes(Visibility(own, own, ranks, ranks * 0, ranks))
     facts = tiles.Facts(
-        jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest, ranks)], 1),
+        jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest - lowest, ranks)], 1),
         jnp.stack([code, jnp.broadcast_to(ranks, (B, length))], 1),
-        jnp.zeros((B, H, 2), jnp.uint32),
+        None,
+        None,
     )
-    of_queries, of_keys = flash.bounds(facts)
+    of_queries, of_keys, whole = flash.bounds(facts)
     assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
     assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
     assert of_queries[1].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
     assert of_keys[1].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
+    # row 0: blocks 1 and 3 see the block before whole; row 1: the first key of block 1's is padding
+    assert np.argwhere(whole).tolist() == [[0, 1, 0], [0, 3, 2], [1, 3, 2]]
 
 
 def test_codes_say_what_the_mask_says():
