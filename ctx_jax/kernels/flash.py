@@ -30,6 +30,8 @@ WARPS = 4
 """Warps of a program."""
 FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
+GROUPS = 4
+"""Into so many parts the rows are split where the gradient by distance sums over them."""
 RANKS = 2**15
 """A key's code is RANKS times the number of its document plus its rank: who sees whom is one range of codes."""
 
@@ -116,12 +118,10 @@ def relative_attention(
         term = Given(scores, keys - 1 - position.places)
     gate, query_segments, key_segments = None, jnp.zeros((rows, queries), jnp.int32), jnp.zeros((rows, keys), jnp.int32)
     if segments is not None:
-        biased = query + segments.bias.astype(query.dtype)
-        either = jnp.einsum(
-            "bthc,nhc->nbht", biased, segments.embedding.astype(query.dtype), preferred_element_type=jnp.float32
-        )
         # softmax does not see what all keys of a query have in common
-        gate, query_segments, key_segments = either[0] - either[1], segments.query, segments.key
+        same = segments.embedding[0] - segments.embedding[1]
+        gate = ((query + segments.bias.astype(query.dtype)).astype(jnp.float32) * same).sum(-1).swapaxes(1, 2)
+        query_segments, key_segments = segments.query, segments.key
 
     sides = query_segments, key_segments
     return over_mesh(content, key, value, term, gate, visibility, sides, rate, dropout_key, interpret)
@@ -303,7 +303,6 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
     outputs = [like(key), like(value)]
     if position is not None:
-        # heads first: what the gradient by distance sums over, rows and queries, is then one axis in memory
         outputs.append(jax.ShapeDtypeStruct((heads, rows, content.shape[1], key.shape[1]), content.dtype))
     by_key, by_value, *by_pairs = call(
         tiles.key_kernel, by_key_block, settings, content, key, value, refs(position), gate, known, key_blocks, *rest,
@@ -315,30 +314,22 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
             outputs=[like(content)],
         )  # fmt: skip
         return by_content, by_key, by_value, None, jnp.zeros_like(gate), None
-    outputs = [like(content), like(gate)]
-    if isinstance(position, Given):
-        zeros: Any = jnp.zeros_like(position.scores)  # the kernel writes only what is seen
-        outputs.append(like(zeros))
-    else:
-        zeros = ()
-        outputs += [
-            jax.ShapeDtypeStruct((heads, rows, content.shape[1], position.relative.shape[1]), content.dtype),
-            like(content),
-        ]
-    by_content, by_gate, by_scores, *by_query = call(
+    given = isinstance(position, Given)
+    zeros: Any = jnp.zeros_like(position.scores) if given else ()  # the kernel writes only what is seen
+    by_content, by_gate, by_term = call(
         tiles.position_kernel, by_query_block, settings, key, refs(position), known, blocks, *by_pairs, zeros,
-        outputs=outputs,
+        outputs=[like(content), like(gate), like(position.scores if given else content)],
     )  # fmt: skip
-    if isinstance(position, Given):
-        by_scores = (by_scores * settings.natural).astype(by_scores.dtype)
-        return by_content, by_key, by_value, Given._make((by_scores, None)), by_gate, None
-    # each direction sums the rows that go by it
-    goes = jax.nn.one_hot(position.direction, len(position.relative), dtype=content.dtype)
-    query = jnp.einsum("bthc,bn->bthnc", position.query, goes) if len(position.relative) > 1 else position.query
-    query = query.reshape(*query.shape[:3], -1, query.shape[-1])
-    by_relative = jnp.einsum("hbtp,bthnc->nphc", by_scores, query, preferred_element_type=jnp.float32)
-    by_relative = (by_relative * settings.natural).astype(position.relative.dtype)
-    return by_content, by_key, by_value, Fused._make((*by_query, by_relative, None)), by_gate, None
+    if given:
+        return by_content, by_key, by_value, Given._make((by_term, None)), by_gate, None
+    directions, distances, groups = *position.relative.shape[:2], min(rows, GROUPS)
+    sums = jax.ShapeDtypeStruct((groups, *position.relative.shape), jnp.float32)
+    [by_relative] = call(
+        tiles.relative_kernel, (distances // tiles.BLOCK, heads, groups * directions), settings, position.query,
+        position.direction, known, blocks, *by_pairs, outputs=[sums],
+    )  # fmt: skip
+    by_relative = by_relative.sum(0).astype(position.relative.dtype)
+    return by_content, by_key, by_value, Fused._make((by_term, by_relative, None)), by_gate, None
 
 
 _attend: Any = jax.custom_vjp(lambda *operands: _forward(*operands)[0], nondiff_argnums=(6,))

@@ -4,12 +4,12 @@ The shift of the position term (Dai et al. 2019, appendix B) is the difficulty: 
 keys needs the distances of 2 BLOCK - 1 diagonals, each row one further than the row before, and registers cannot be
 read with an offset that depends on the row. Distances are therefore multiplied in blocks of their own: two of them
 cover a tile, the lower triangle of one and the upper of the next, so that the product is one tile of which each row is
-rotated by its number; shared memory, through which it goes once, undoes that. The gradient takes the same way back.
+rotated by its number; shared memory, through which it goes once, undoes that.
 Where the queries stand at arbitrary places (XLNet's query stream), the products with all distances come from outside,
 as `Given.scores`, and are read at each row's offset.
 
-The gradient of the distances' keys alone is not summed here, where every program would add to the same sums: the
-kernel writes the gradient of each row's distances, and one matrix product sums them.
+In the backward pass the gradients by the scores of all pairs are in memory anyway, where a row may be read from any
+place: no rotation there.
 """
 
 from __future__ import annotations
@@ -124,6 +124,14 @@ class Tile:
 
     def key_fact(self, index: int, block: Any) -> jax.Array:
         return self.key_facts[self.b, index, pl.ds(block * BLOCK, BLOCK)]
+
+    def by_distance(self, pairs: Any, i: Any, block: Any, first: Any, end: Any) -> jax.Array:
+        """Of an array of all pairs [H, B, T, S]: those of a block of queries with the keys at a block of distances, 0
+        where that is no key from block `first` to before block `end`."""
+        query = self.by_query(i * BLOCK + self.iota)
+        key = self.by_key(block * BLOCK + self.iota) - (self.query_facts.shape[-1] - 1) + query
+        inside = (key >= first * BLOCK) & (key < end * BLOCK)
+        return plgpu.load(pairs.at[self.h, self.b, jnp.broadcast_to(query, key.shape), key], mask=inside, other=0.0)
 
     def shift(self, x: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
         """Each query's part of the tile, read at `index` of its own; on its way in `dtype`."""
@@ -269,24 +277,18 @@ def query_kernel(
 
 
 def position_kernel(
-    key, position, facts, blocks, by_pairs, zeros, by_content, by_gate, by_scores, by_position: Any = None,
-    *, settings: Settings
+    key, position, facts, blocks, by_pairs, zeros, by_content, by_gate, by_position, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by the queries and, for each of them and each distance, by the position term, from those by the scores
-    of all pairs."""
+    """Gradients by the queries, from those by the scores of all pairs: `by_position` is that of the position term's
+    queries or of its `Given` scores, which begin as `zeros`."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
     own = pl.ds(i * BLOCK, BLOCK)
     position = PositionTerm(tile, position, i)
     first, end = blocks[b, i, 0], blocks[b, i, 1]
-    no_block = jnp.zeros((BLOCK, BLOCK), by_pairs.dtype)
-
-    def fill(n: Any, _: Any) -> Any:
-        by_scores[h, b, own, pl.ds(n * BLOCK, BLOCK)] = no_block
-        return _
 
     def step(j: Any, carry: Any) -> Any:
-        content_sum, position_sum, gate_sum, begun = carry
+        content_sum, gate_sum = carry
         at = pl.ds(j * BLOCK, BLOCK)
         pairs = by_pairs[h, b, own, at]
         content_sum += dot(pairs, key[b, at, h, :])
@@ -295,26 +297,46 @@ def position_kernel(
         if position.given:
             columns = position.columns(j)
             rows = jnp.broadcast_to((i * BLOCK + tile.iota)[:, None], columns.shape)
-            plgpu.store(by_scores.at[h, b, rows, columns], pairs)
-            return content_sum, position_sum, gate_sum, begun
-        turned = tile.shift(pairs, tile.by_key(tile.iota) + tile.by_query(tile.iota) + 1, pairs.dtype)
-        whole = jnp.where(tile.inside(), turned, begun)
-        position_sum += dot(whole, position.relative(position.block(j)))
-        by_scores[h, b, own, pl.ds(position.block(j) * BLOCK, BLOCK)] = whole
-        return content_sum, position_sum, gate_sum, jnp.where(tile.inside(), no_block, turned)
+            plgpu.store(by_position.at[h, b, rows, columns], pairs)
+        return content_sum, gate_sum
 
-    start, gates = jnp.zeros((BLOCK, key.shape[-1]), jnp.float32), jnp.zeros(BLOCK, jnp.float32)
-    carry = (start, start, gates, no_block) if position.fused else (start, (), gates, ())
-    content_sum, position_sum, gate_sum, begun = jax.lax.fori_loop(first, end, step, carry)
+    def by_distance(block: Any, total: jax.Array) -> jax.Array:
+        pairs = tile.by_distance(by_pairs, i, block, first, end)
+        return total + dot(pairs, position.relative(block))
+
+    no_queries = jnp.zeros((BLOCK, key.shape[-1]), jnp.float32)
+    content_sum, gate_sum = jax.lax.fori_loop(first, end, step, (no_queries, jnp.zeros(BLOCK, jnp.float32)))
+    by_content[b, own, h, :] = content_sum.astype(by_content.dtype)
+    by_gate[b, h, own] = gate_sum
     if position.fused:
-        last = position.block(end)
-        position_sum += dot(begun, position.relative(last))
-        by_scores[h, b, own, pl.ds(last * BLOCK, BLOCK)] = begun
-        jax.lax.fori_loop(0, position.block(first), fill, 0)
-        jax.lax.fori_loop(last + 1, by_scores.shape[-1] // BLOCK, fill, 0)
-        by_position[b, own, h, :] = (position_sum * settings.natural).astype(by_position.dtype)
-    by_content[b, own, h, :] = (content_sum * settings.natural).astype(by_content.dtype)
-    by_gate[b, h, own] = gate_sum * settings.natural
+        last = jnp.where(first < end, position.block(end) + 1, position.block(first))
+        position_sum = jax.lax.fori_loop(position.block(first), last, by_distance, no_queries)
+        by_position[b, own, h, :] = position_sum.astype(by_position.dtype)
+
+
+def relative_kernel(query, direction, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
+    """Gradients by the keys of distances, [G, N, P, H, C] in fp32: each program sums every G-th row of those that go by
+    its direction."""
+    block, h, number = (pl.program_id(n) for n in range(3))
+    groups, directions = by_relative.shape[:2]
+    group, own = number // directions, number % directions
+    rows, count = query.shape[0], query.shape[1] // BLOCK
+    key_blocks = by_pairs.shape[-1] // BLOCK
+    begin, stop = jnp.maximum(count - 1 - block, 0), jnp.minimum(count + key_blocks - block, count)
+
+    def row(n: Any, total: jax.Array) -> jax.Array:
+        b = n * groups + group
+        tile = Tile(facts, b, h, settings, turned=False)
+
+        def step(i: Any, total: jax.Array) -> jax.Array:
+            pairs = tile.by_distance(by_pairs, i, block, blocks[b, i, 0], blocks[b, i, 1])
+            return total + dot(pairs.T, query[b, pl.ds(i * BLOCK, BLOCK), h, :])
+
+        return jax.lax.fori_loop(begin, jnp.where(direction[b] == own, stop, begin), step, total)
+
+    total = jnp.zeros((BLOCK, query.shape[-1]), jnp.float32)
+    total = jax.lax.fori_loop(0, (rows - group + groups - 1) // groups, row, total)
+    by_relative[group, own, pl.ds(block * BLOCK, BLOCK), h, :] = total
 
 
 def key_kernel(
@@ -335,9 +357,10 @@ def key_kernel(
         distances, _ = term.scores(term.product(j), j)
         scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], tile.seen(i), i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizer[b, h, at][None, :])
-        states, deltas, zeros = tile.row_states(i), delta[b, h, at][None, :], unknown_zero(gate[b, h, at])[None, :]
+        states, zeros = tile.row_states(i), unknown_zero(gate[b, h, at])[None, :]
         value_sum += dot(tile.dropout(probabilities, zeros, states, j).astype(gradient.dtype), gradient)
-        by_probabilities = tile.dot(gradient, values) * settings.kept - deltas
+        deltas = delta[b, h, at][None, :] * settings.natural
+        by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
         by_scores = (probabilities * tile.dropout(by_probabilities, -deltas, states, j)).astype(query.dtype)
         if by_pairs is not None:
             rows = jnp.broadcast_to((i * BLOCK + tile.iota)[None, :], by_scores.shape)
@@ -348,5 +371,5 @@ def key_kernel(
 
     zeros = jnp.zeros(keys.shape, jnp.float32)
     key_sum, value_sum = jax.lax.fori_loop(blocks[b, j, 0], blocks[b, j, 1], step, (zeros, zeros))
-    by_key[b, own, h, :] = (key_sum * settings.natural).astype(by_key.dtype)
+    by_key[b, own, h, :] = key_sum.astype(by_key.dtype)
     by_value[b, own, h, :] = (value_sum * settings.kept).astype(by_value.dtype)
