@@ -93,12 +93,27 @@ class ModelOutput(NamedTuple):
     """[B, L, H, T, S]: attention probabilities, if `collect` names "attention"."""
 
 
+class Penalties(NamedTuple):
+    """What training adds to the negative log-likelihood of each target."""
+
+    label_smoothing: float = 0.0
+    """e: the cross-entropy is with 1 - e at the target and e spread evenly over the vocabulary, the target included
+    (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
+    z_loss: float = 0.0
+    """c: c log(Z)^2 is added, Z the softmax's denominator, whose log stays near 0 (Chowdhery et al. 2022, arXiv
+    2204.02311, section 5)."""
+
+
+NO_PENALTIES = Penalties()
+
+
 class TokenScores(NamedTuple):
     """How well hidden vectors predict targets."""
 
     total: jax.Array
-    """Scalar fp32: sum of weights * negative log-likelihood in nats. The only part that carries a gradient: with the
-    weights known in the forward pass, the gradient can be computed there chunk by chunk and no logits are kept."""
+    """Scalar fp32: sum of weights * negative log-likelihood in nats, with the penalties if there are any. The only part
+    that carries a gradient: with the weights known in the forward pass, the gradient can be computed there chunk by
+    chunk and no logits are kept."""
     nll: jax.Array
     """[B, T] or [B, K] fp32: unweighted negative log-likelihood of each target, in nats; no gradient."""
     log_normalizer: jax.Array
@@ -178,8 +193,11 @@ class Model(Protocol):
         """key None = evaluation, no dropout. `collect` holds any of "layers", "attention"."""
         ...
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
-        """hidden [B, K, D], targets and weights [B, K]. Never holds the logits of the whole batch."""
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
+        """hidden [B, K, D], targets and weights [B, K]. Never holds the logits of the whole batch. Raises ValueError
+        for penalties that its softmax does not take."""
         ...
 
     def logits(self, hidden: jax.Array) -> jax.Array:

@@ -26,6 +26,10 @@ from launch.local import code_of, forwarding, start
 FOLDER = "ctx_jax"
 """Where the code is on a worker, in its home folder."""
 
+LISTED = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", f"--exclude={FOLDER}.tar.gz"]
+"""What is copied: all of the current folder that git knows, or would know, but for the archive, which the lines of a
+dry run make there."""
+
 FAILED = "FAILED"
 TAKEN = ("SUSPENDING", "SUSPENDED", "DELETING")
 """States of a queued resource that does not become active again: it cannot be had; it was taken back."""
@@ -108,9 +112,8 @@ class TpuPod:
 
 
 def files() -> list[str]:
-    """What is copied: all of the current folder that git knows, or would know."""
-    listed = output_of(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-    return sorted(name for name in set(listed.split("\0")) if name and Path(name).is_file())
+    """The names of what is copied; git also knows what has been deleted."""
+    return sorted(name for name in set(output_of(LISTED).split("\0")) if name and Path(name).is_file())
 
 
 def pack(archive: Path) -> list[str]:
@@ -192,7 +195,7 @@ def shown(pod: TpuPod, words: Sequence[str]) -> str:
         shlex.join(pod.create()),
         *([] if pod.keep else [f"trap {shlex.quote(shlex.join(pod.delete()))} EXIT"]),
         f'until [ "$({shlex.join(pod.state())})" = ACTIVE ]; do sleep {pod.poll:g}; done',
-        f"git ls-files -z --cached --others --exclude-standard | {shlex.join(pack(archive))}",
+        f"{shlex.join(LISTED)} | {shlex.join(pack(archive))}",
         *(shlex.join(command) for command in (pod.copy(archive), pod.prepare(), pod.work(words))),
         ")",
     ]

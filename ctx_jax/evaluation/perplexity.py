@@ -68,7 +68,7 @@ def declare(reader: Reader, memory_length: int) -> dict[str, Any]:
 def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore) -> dict[str, float]:
     """The numbers of a pass over `store`:
 
-    loss                    what training minimises: the sum of the terms' means
+    loss                    the sum of the terms' means: what training minimises, but for label smoothing and z-loss
     each term               its mean, where there are several
     tokens or targets       how many predictions there were (of every token: causal; of chosen ones: other objectives)
     nll, standard_error     nats per prediction; the error of this mean takes the predictions as independent

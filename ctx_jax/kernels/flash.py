@@ -179,7 +179,14 @@ def over_mesh(
             if isinstance(term, Fused)
             else Given._make((P(head, batch), row))
         )
-    specs = (array, array, array, terms, None if gate is None else scores, Facts(row, row, *((scores, P()) if rate else (None, None))))
+    specs = (
+        array,
+        array,
+        array,
+        terms,
+        None if gate is None else scores,
+        Facts(row, row, *((scores, P()) if rate else (None, None))),
+    )
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=array, check_vma=False)
     return split(content, key, value, term, gate, facts)
 

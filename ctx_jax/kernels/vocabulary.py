@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax import kernels
+from ctx_jax.contract import NO_PENALTIES, Penalties
 from ctx_jax.parallel.sharding import RULES, over_rows
 
 WIDTH = 2048
@@ -37,10 +38,12 @@ def obstacle(logits: jax.Array) -> str | None:
     return kernels.obstacle(logits, ("batch",))
 
 
-def kernel(logits, bias, targets, weights, nll, normalizer, prediction, gradient, *, size: int) -> None:
+def kernel(
+    logits, bias, targets, weights, nll, cost, normalizer, prediction, gradient, *, size: int, penalties: Penalties
+) -> None:  # fmt: skip
     """logits and gradient [N, Vpad] are one array; bias [Vpad] or (); the others [N]."""
     row = pl.program_id(0)
-    padded = logits.shape[1]
+    padded, (label_smoothing, z_loss) = logits.shape[1], penalties
     lanes = jnp.arange(WIDTH, dtype=jnp.int32)
 
     def load(n: Any) -> tuple[jax.Array, jax.Array]:
@@ -52,17 +55,21 @@ def kernel(logits, bias, targets, weights, nll, normalizer, prediction, gradient
         return column, jnp.where(column < size, x, -jnp.inf)
 
     def look(n: Any, carry: Any) -> Any:
-        """Each lane's largest logit, where it was, and the sum of exponentials relative to it."""
-        largest, best, total = carry
+        """Each lane's largest logit, where it was, the sum of exponentials relative to it and, if it is needed, of the
+        logits."""
+        largest, best, total, plain = carry
         column, x = load(n)
         higher = x > largest
         shrink = jnp.exp(-jnp.abs(x - largest))
         total = jnp.where(higher, total * shrink + 1.0, total + shrink)
-        return jnp.where(higher, x, largest), jnp.where(higher, column, best), total
+        if label_smoothing:
+            plain += jnp.where(column < size, x, 0.0)
+        return jnp.where(higher, x, largest), jnp.where(higher, column, best), total, plain
 
-    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), jnp.zeros(WIDTH, jnp.float32)
+    zeros = jnp.zeros(WIDTH, jnp.float32)
+    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if label_smoothing else ()
     steps = -(-padded // WIDTH)
-    largest, best, total = jax.lax.fori_loop(0, steps, look, start)
+    largest, best, total, plain = jax.lax.fori_loop(0, steps, look, start)
     top = largest.max()
     log_normalizer = top + jnp.log((total * jnp.exp(largest - top)).sum())
     target, weight = targets[row], weights[row]
@@ -70,13 +77,22 @@ def kernel(logits, bias, targets, weights, nll, normalizer, prediction, gradient
     logit = logits[row, at].astype(jnp.float32)
     if not isinstance(bias, tuple):
         logit += bias[at]
-    nll[row] = log_normalizer - logit
+    penalized = log_normalizer - logit
+    nll[row] = penalized
+    if label_smoothing:
+        penalized += label_smoothing * (logit - plain.sum() / size)
+    if z_loss:
+        penalized += z_loss * log_normalizer * log_normalizer
+    cost[row] = penalized
     normalizer[row] = log_normalizer
     prediction[row] = jnp.where(largest == top, best, padded).min()
 
     def write(n: Any, carry: Any) -> Any:
         column, x = load(n)
-        by_logits = weight * (jnp.exp(x - log_normalizer) - jnp.where(column == target, 1.0, 0.0))
+        probabilities = jnp.exp(x - log_normalizer) * (1.0 + 2.0 * z_loss * log_normalizer)
+        by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - label_smoothing, 0.0))
+        if label_smoothing:
+            by_logits -= jnp.where(column < size, weight * (label_smoothing / size), 0.0)
         by_logits = jnp.where(weight != 0.0, by_logits, 0.0).astype(gradient.dtype)
         plgpu.store(gradient.at[row, column], by_logits, mask=column < padded)
         return carry
@@ -89,28 +105,30 @@ def cross_entropy(
     bias: jax.Array | None,
     targets: jax.Array,
     weights: jax.Array,
+    penalties: Penalties = NO_PENALTIES,
     *,
     vocabulary_size: int,
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """logits [..., Vpad] without their bias [Vpad], targets and weights [...] -> negative log-likelihoods,
-    log-normalisers, the likeliest tokens, and the gradient of the weighted sum by the logits, in their dtype."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+    """logits [..., Vpad] without their bias [Vpad], targets and weights [...] -> negative log-likelihoods, those with the
+    penalties, log-normalisers, the likeliest tokens, and the gradient of the weighted sum of the second by the logits, in
+    their dtype."""
 
     def run(rows: Any, bias: Any) -> Any:
         logits, targets, weights = rows
         lead, padded = targets.shape, logits.shape[-1]
         each = jax.ShapeDtypeStruct((targets.size,), jnp.float32)
         flat = logits.reshape(-1, padded)
-        outputs = [each, each, jax.ShapeDtypeStruct(each.shape, jnp.int32), jax.ShapeDtypeStruct(flat.shape, flat.dtype)]
+        best, own = jax.ShapeDtypeStruct(each.shape, jnp.int32), jax.ShapeDtypeStruct(flat.shape, flat.dtype)
         results = pl.pallas_call(
-            partial(kernel, size=vocabulary_size),
+            partial(kernel, size=vocabulary_size, penalties=penalties),
             grid=(targets.size,),
-            out_shape=outputs,
+            out_shape=[each, each, each, best, own],
             interpret=interpret,
             compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
-            input_output_aliases={0: 3},
+            input_output_aliases={0: 4},
             name="cross_entropy_kernel",
         )(flat, () if bias is None else bias, targets.reshape(-1), weights.reshape(-1))
-        return *(x.reshape(lead) for x in results[:3]), results[3].reshape(logits.shape)
+        return *(x.reshape(lead) for x in results[:4]), results[4].reshape(logits.shape)
 
     return over_rows(run, (logits, targets, weights), bias)

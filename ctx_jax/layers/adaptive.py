@@ -20,7 +20,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import TokenScores
+from ctx_jax.contract import NO_PENALTIES, Penalties, TokenScores
 from ctx_jax.layers.embeddings import in_dtype, padded
 from ctx_jax.layers.linear import Linear
 from ctx_jax.layers.losses import token_scores, vocabulary_logits
@@ -291,11 +291,16 @@ class AdaptiveVocabulary(nn.Module):
             bands.append(Band(x, table.embedding, table.bias, size))
         return bands
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
-        """hidden [B, K, D], targets and weights [B, K]."""
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
+        """hidden [B, K, D], targets and weights [B, K]. Raises ValueError for cutoffs with penalties: smoothing would
+        need every tail at every position, and there is no one denominator."""
         head, *tails = self.bands(hidden)
         if not tails:
-            return token_scores(*head[:3], targets, weights, vocabulary_size=head.size)
+            return token_scores(*head[:3], targets, weights, penalties, vocabulary_size=head.size)
+        if any(penalties):
+            raise ValueError(f"an adaptive softmax takes no {penalties}: choose 0 for both, or no cutoffs")
         return adaptive_scores([head, *tails], self.columns(head), targets, weights)
 
     def columns(self, head: Band) -> Band:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from ctx_jax.contract import TokenScores
+from ctx_jax.contract import NO_PENALTIES, Penalties, TokenScores
 from ctx_jax.kernels import chose, vocabulary
 from ctx_jax.parallel.sharding import RULES, constrain
 
@@ -34,6 +34,7 @@ def token_scores(
     bias: jax.Array | None,
     targets: jax.Array,
     weights: jax.Array,
+    penalties: Penalties = NO_PENALTIES,
     *,
     vocabulary_size: int,
     chunk: int | None = None,
@@ -48,6 +49,8 @@ def token_scores(
     chunk by chunk (the weights are known, only a scalar factor is not), so that no logits are kept or computed twice;
     without differentiation only the values are computed. A position of weight 0 adds exactly 0 to both, whatever its
     hidden vector holds.
+
+    The penalties change `total` and its gradient, and nothing else: `nll` is without.
     """
     rows, positions, _ = hidden.shape
     shards = math.gcd(rows, batch_shards())
@@ -59,7 +62,7 @@ def token_scores(
         x = jnp.pad(x, ((0, 0), (0, chunks * even - positions), *((0, 0),) * (x.ndim - 2)))
         return x.reshape(shards, rows // shards, *x.shape[1:])
 
-    scores = _scores(split(hidden), table, bias, split(targets), split(weights), vocabulary_size, even)
+    scores = _scores(split(hidden), table, bias, split(targets), split(weights), vocabulary_size, even, penalties)
     rest = (jax.lax.stop_gradient(x.reshape(rows, -1)[:, :positions]) for x in scores[1:])
     return TokenScores(scores.total, *rest)
 
@@ -70,37 +73,21 @@ def batch_shards() -> int:
     return math.prod(mesh.shape[axis] for axis in RULES["batch"] if axis in mesh.shape)
 
 
-def _values(
-    hidden: jax.Array,
-    table: jax.Array,
-    bias: jax.Array | None,
-    targets: jax.Array,
-    weights: jax.Array,
-    vocabulary_size: int,
-    chunk: int,
-) -> TokenScores:
-    return _chunked(hidden, table, bias, targets, weights, vocabulary_size, chunk, differentiate=False)[0]
+def _values(*arguments: Any) -> TokenScores:
+    return _chunked(*arguments, differentiate=False)[0]
 
 
-def _forward(
-    hidden: jax.Array,
-    table: jax.Array,
-    bias: jax.Array | None,
-    targets: jax.Array,
-    weights: jax.Array,
-    vocabulary_size: int,
-    chunk: int,
-) -> tuple[TokenScores, Any]:
-    scores, gradients = _chunked(hidden, table, bias, targets, weights, vocabulary_size, chunk, differentiate=True)
-    return scores, (*gradients, scores.nll.astype(weights.dtype))
+def _forward(*arguments: Any) -> tuple[TokenScores, Any]:
+    return _chunked(*arguments, differentiate=True)
 
 
-def _backward(vocabulary_size: int, chunk: int, residuals: Any, cotangents: TokenScores) -> Any:
-    hidden, table, bias, weights = jax.tree.map(lambda g: (g * cotangents.total).astype(g.dtype), residuals)
+def _backward(*arguments: Any) -> Any:
+    *_, gradients, cotangents = arguments
+    hidden, table, bias, weights = jax.tree.map(lambda g: (g * cotangents.total).astype(g.dtype), gradients)
     return hidden, table, bias, None, weights
 
 
-_scores = jax.custom_vjp(_values, nondiff_argnums=(5, 6))
+_scores = jax.custom_vjp(_values, nondiff_argnums=(5, 6, 7))
 _scores.defvjp(_forward, _backward)
 
 
@@ -112,14 +99,16 @@ def _chunked(
     weights: jax.Array,
     vocabulary_size: int,
     chunk: int,
+    penalties: Penalties,
     *,
     differentiate: bool,
 ) -> tuple[TokenScores, Any]:
-    """Scores and, if asked, the gradients of their total by hidden [N, R, K, D], table and bias.
+    """Scores and, if asked, the gradients of their total by hidden [N, R, K, D], table, bias and weights.
 
     Each of the N shards of the batch (R rows) sums its own gradient of the table, so that devices talk to each other
     once, after the last chunk, and not once a chunk.
     """
+    label_smoothing, z_loss = penalties
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     columns = jnp.arange(table.shape[0])
     narrow_table = constrain(table.astype(hidden.dtype), ("logits", "table"))
@@ -127,8 +116,10 @@ def _chunked(
     table_axes, bias_axes = ("batch", "logits", "table"), ("batch", "logits")
 
     def of_logits(logits: jax.Array, t: jax.Array, w: jax.Array) -> tuple[Any, ...]:
-        """Of each position: negative log-likelihood, log-normaliser, likeliest token, gradient by its logits if asked."""
-        logits = jnp.where(columns < vocabulary_size, logits.astype(wide), -jnp.inf)
+        """Of each position: negative log-likelihood, that with penalties, log-normaliser, likeliest token, and the
+        gradient by its logits if asked."""
+        inside = columns < vocabulary_size
+        logits = jnp.where(inside, logits.astype(wide), -jnp.inf)
         # compared, not gathered: stays local where the vocabulary is sharded
         target = columns == t[..., None]
         largest = logits.max(-1, keepdims=True)
@@ -136,26 +127,35 @@ def _chunked(
         normalizer = exponentials.sum(-1, keepdims=True)
         log_normalizer = (largest + jnp.log(normalizer))[..., 0]
         nll = log_normalizer - jnp.where(target, logits, 0).sum(-1)
-        prediction = logits.argmax(-1).astype(jnp.int32)
+        cost, prediction = nll, logits.argmax(-1).astype(jnp.int32)
+        if label_smoothing:
+            mean = jnp.where(inside, logits, 0).sum(-1) / vocabulary_size
+            cost = (1 - label_smoothing) * nll + label_smoothing * (log_normalizer - mean)
+        if z_loss:
+            cost = cost + z_loss * log_normalizer**2
         if not differentiate:
-            return nll, log_normalizer, prediction, None
-        w = w[..., None]
-        return nll, log_normalizer, prediction, jnp.where(w != 0, w * (exponentials / normalizer - target), 0)
+            return nll, cost, log_normalizer, prediction, None
+        probabilities, wanted, w = exponentials / normalizer, target, w[..., None]
+        if label_smoothing:
+            wanted = jnp.where(inside, (1 - label_smoothing) * target + label_smoothing / vocabulary_size, 0)
+        if z_loss:
+            probabilities *= 1 + 2 * z_loss * log_normalizer[..., None]
+        return nll, cost, log_normalizer, prediction, jnp.where(w != 0, w * (probabilities - wanted), 0)
 
-    def step(gradients: Any, start: jax.Array) -> tuple[Any, TokenScores]:
+    def step(gradients: Any, start: jax.Array) -> tuple[Any, tuple[TokenScores, jax.Array]]:
         h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
         # in training in hidden's dtype: they are written and read several times; all sums stay wide
-        logits = jax.eval_shape(partial(vocabulary_logits, dtype=h.dtype), h, narrow_table, None)
-        obstacle = vocabulary.obstacle(logits)
+        dtype = h.dtype if differentiate else wide
+        obstacle = vocabulary.obstacle(jax.eval_shape(partial(vocabulary_logits, dtype=dtype), h, narrow_table, None))
         if differentiate:
             chose("cross-entropy", "Pallas kernel" if obstacle is None else f"XLA: {obstacle}")
         if differentiate and obstacle is None:
-            logits = vocabulary_logits(h, narrow_table, None, h.dtype)
-            results = vocabulary.cross_entropy(logits, near_bias, t, w, vocabulary_size=vocabulary_size)
+            logits = vocabulary_logits(h, narrow_table, None, dtype)
+            results = vocabulary.cross_entropy(logits, near_bias, t, w, penalties, vocabulary_size=vocabulary_size)
         else:
-            results = of_logits(vocabulary_logits(h, narrow_table, near_bias, h.dtype if differentiate else wide), t, w)
-        nll, log_normalizer, prediction, g = results
-        scores = TokenScores(jnp.where(w != 0, w * nll, 0), nll, log_normalizer, prediction)
+            results = of_logits(vocabulary_logits(h, narrow_table, near_bias, dtype), t, w)
+        nll, cost, log_normalizer, prediction, g = results
+        scores = TokenScores(jnp.where(w != 0, w * cost, 0), nll, log_normalizer, prediction)
         if differentiate:
             g, h = g.astype(h.dtype), jnp.where(w[..., None] != 0, h, 0)
             by_hidden, by_table, by_bias = gradients
@@ -163,7 +163,7 @@ def _chunked(
             by_table += jnp.einsum("nrkv,nrkd->nvd", g, h, preferred_element_type=wide)
             by_bias = None if by_bias is None else constrain(by_bias + g.sum((1, 2), dtype=wide), bias_axes)
             gradients = by_hidden, constrain(by_table, table_axes), by_bias
-        return gradients, scores
+        return gradients, (scores, cost)
 
     gradients = None
     if differentiate:
@@ -171,10 +171,10 @@ def _chunked(
         by_table = constrain(zeros((hidden.shape[0], *table.shape)), table_axes)
         by_bias = None if bias is None else constrain(zeros((hidden.shape[0], *bias.shape)), bias_axes)
         gradients = jnp.zeros_like(hidden), by_table, by_bias
-    gradients, scores = jax.lax.scan(step, gradients, jnp.arange(0, hidden.shape[2], chunk))
+    gradients, parts = jax.lax.scan(step, gradients, jnp.arange(0, hidden.shape[2], chunk))
+    scores, cost = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(targets.shape), parts)
     if gradients is not None:
         by_hidden, *sums = gradients
         sums = jax.tree.map(lambda g, x: g.sum(0).astype(x.dtype), sums, [table, bias])
-        gradients = by_hidden, *sums
-    total, *rest = (jnp.moveaxis(x, 0, 2).reshape(targets.shape) for x in scores)
-    return TokenScores(total.sum(dtype=wide), *rest), gradients
+        gradients = by_hidden, *sums, cost.astype(weights.dtype)
+    return scores._replace(total=scores.total.sum(dtype=wide)), gradients

@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, ModelOutput, TokenScores
+from ctx_jax.contract import NO_PENALTIES, Batch, ModelOutput, Penalties, TokenScores
 from ctx_jax.layers.attention import SelfAttention
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
@@ -189,11 +189,13 @@ class Bert(nn.Module):
         pooled = POOLER_ACTIVATIONS[c.pooler_activation](self.pooler(x[:, 0])) if c.pooler else None
         return ModelOutput(x, pooled=pooled, layers=all_layers(embedding, outputs), attention=outputs.get("attention"))
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
         """hidden [B, K, D] at the predicted positions, targets and weights [B, K]."""
         hidden, bias = self.head(hidden)
         size = self.config.vocabulary_size
-        return token_scores(hidden, self.tokens.embedding, bias, targets, weights, vocabulary_size=size)
+        return token_scores(hidden, self.tokens.embedding, bias, targets, weights, penalties, vocabulary_size=size)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

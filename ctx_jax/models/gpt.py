@@ -23,7 +23,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, ModelOutput, TokenScores
+from ctx_jax.contract import NO_PENALTIES, Batch, ModelOutput, Penalties, TokenScores
 from ctx_jax.layers.attention import Past, SelfAttention
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
@@ -246,10 +246,12 @@ class Gpt(nn.Module):
         outputs = jax.tree.map(lambda x: x.reshape(x.shape[0], c.layers, *x.shape[3:]), outputs)
         return embedding, self.final_norm(x) if c.norm == "pre" else x, outputs
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
         """hidden [B, K, D] at the predicted positions, targets and weights [B, K]."""
         size = self.config.vocabulary_size
-        return token_scores(hidden, self.tokens.embedding, None, targets, weights, vocabulary_size=size)
+        return token_scores(hidden, self.tokens.embedding, None, targets, weights, penalties, vocabulary_size=size)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

@@ -29,7 +29,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
+from ctx_jax.contract import NO_PENALTIES, Batch, Memory, ModelOutput, Penalties, TokenScores
 from ctx_jax.layers.adaptive import AdaptiveVocabulary
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.feedforward import FeedForward
@@ -308,9 +308,11 @@ class TransformerXL(nn.Module):
     def biases(self) -> tuple[jax.Array, jax.Array] | None:
         return None if self.config.untie_biases else (self.content_bias, self.position_bias)
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
         """hidden [B, K, D] at the predicted positions, targets and weights [B, K]."""
-        return self.vocabulary.score(hidden, targets, weights)
+        return self.vocabulary.score(hidden, targets, weights, penalties)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32; log-probabilities where the softmax is adaptive."""

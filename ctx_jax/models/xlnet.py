@@ -31,7 +31,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, Memory, ModelOutput, TokenScores
+from ctx_jax.contract import NO_PENALTIES, Batch, Memory, ModelOutput, Penalties, TokenScores
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
 from ctx_jax.layers.feedforward import Activation, FeedForward
@@ -306,10 +306,12 @@ class XLNet(nn.Module):
         x = in_dtype(self.query_embedding, self.config.dtype)
         return constrain(jnp.broadcast_to(x, (rows, count, len(x))), ("batch", "length", "activation"))
 
-    def score(self, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
+    def score(
+        self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
+    ) -> TokenScores:
         """hidden [B, K, D] at the predicted positions, targets and weights [B, K]."""
-        size = self.config.vocabulary_size
-        return token_scores(hidden, self.tokens.embedding, self.head_bias, targets, weights, vocabulary_size=size)
+        table, size = self.tokens.embedding, self.config.vocabulary_size
+        return token_scores(hidden, table, self.head_bias, targets, weights, penalties, vocabulary_size=size)
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """[..., D] -> [..., V] in fp32."""

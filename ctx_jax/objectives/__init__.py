@@ -7,18 +7,52 @@ batch is predicted. Axes: B batch, T positions, K predicted positions, D model w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ctx_jax.contract import Batch, ModelOutput, Reader, TokenScores, Variables
+from ctx_jax.contract import NO_PENALTIES, Batch, ModelOutput, Penalties, Reader, TokenScores, Variables
 
 CORRUPTION = 0x6D61736B
 """Parts the keys of corruption from other keys folded from the same seed (dropout's, by step)."""
 LAST = np.uint32(0xFFFFFFFF)
 """Sorts behind the noise of every candidate, which is shifted by a bit to stay below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalized:
+    """Fields of the objectives that predict tokens: what training adds to their term "lm".
+
+    Training reports what it minimises, with them, as "lm" and "loss", and without them as "nll". Evaluation is without.
+    """
+
+    label_smoothing: float = 0.0
+    """Probability spread evenly over the vocabulary in training (Vaswani et al. 2017, section 5.4: 0.1)."""
+    z_loss: float = 0.0
+    """Coefficient of log(Z)^2 in training, Z the softmax's denominator (PaLM, section 5: 1e-4)."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.label_smoothing < 1.0:
+            raise ValueError(f"label_smoothing {self.label_smoothing} is no share: choose one of 0 or more and below 1")
+        if not self.z_loss >= 0.0:
+            raise ValueError(f"z_loss {self.z_loss} rewards a large denominator: choose 0 or more")
+
+    @property
+    def penalties(self) -> Penalties:
+        return Penalties(self.label_smoothing, self.z_loss)
+
+    def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
+        """One softmax over the whole vocabulary."""
+        cutoffs = getattr(model, "cutoffs", ())
+        for name, value in self.penalties._asdict().items():
+            if value and cutoffs:
+                yield (
+                    f"objective.{name} {value} needs one softmax, and model.cutoffs {cutoffs} make an adaptive one: "
+                    f"set objective.{name} to 0, or choose a model without cutoffs"
+                )
 
 
 def row_keys(seed: Any, epoch: Any, example: Any, copies: int | None = None) -> jax.Array:
@@ -103,10 +137,16 @@ def place_targets(chosen: jax.Array, targets: jax.Array, count: int) -> Batch:
 
 
 def predict(
-    model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None
+    model: Any,
+    variables: Variables,
+    batch: Batch,
+    memory: Any,
+    key: jax.Array | None,
+    penalties: Penalties = NO_PENALTIES,
 ) -> tuple[ModelOutput, TokenScores]:
     """Runs the model on a prepared batch and scores its targets, wherever the model has put what predicts them: in a
     query stream, at `target_positions`, or everywhere. Only those places reach the projection to the vocabulary.
+    Evaluation (key None) has no penalties.
 
     Raises ValueError for a permuted batch and a model without a query stream, whose hidden states know their own token.
     """
@@ -121,7 +161,9 @@ def predict(
         hidden = jnp.take_along_axis(output.hidden, batch["target_positions"][..., None], axis=1)
     else:
         hidden = output.hidden
-    scores = model.apply(variables, hidden, batch["targets"], batch["target_weights"], method="score")
+    if key is None:
+        penalties = NO_PENALTIES
+    scores = model.apply(variables, hidden, batch["targets"], batch["target_weights"], penalties, method="score")
     return output, scores
 
 

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
-from ctx_jax.objectives import predict, require, token_metrics
+from ctx_jax.objectives import Penalized, predict, require, token_metrics
 
 
 @dataclass(frozen=True)
-class Causal:
+class Causal(Penalized):
     """Every position predicts `next_tokens`, unless the next token belongs to another document or to none.
 
     No memory is read, and the one that comes is given back as it is: `segment.Segment` carries it.
@@ -31,6 +31,7 @@ class Causal:
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
         """A reader of streams."""
+        yield from super().requirements(model, reader)
         if not hasattr(reader, "join_documents") or getattr(reader, "pairs", False):
             yield f"objective {type(self).__name__} needs a reader of streams: choose Blocks, or Lanes without pairs"
 
@@ -46,6 +47,6 @@ class Causal:
         return {"lm": batch["target_weights"].sum()}
 
     def loss(self, model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None) -> LossOutput:
-        """Term "lm": sum of the negative log-likelihood in nats."""
-        _, scores = predict(model, variables, batch, None, key)
+        """Term "lm": sum of the negative log-likelihood in nats, in training with the penalties."""
+        _, scores = predict(model, variables, batch, None, key, self.penalties)
         return LossOutput({"lm": scores.total}, token_metrics(scores, batch), memory)

@@ -23,6 +23,7 @@ import numpy as np
 from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.objectives import (
     LAST,
+    Penalized,
     place_targets,
     predict,
     require,
@@ -41,7 +42,7 @@ GEOMETRIC = tuple(0.2 * 0.8**n for n in range(10))
 
 
 @dataclass(frozen=True)
-class Masked:
+class Masked(Penalized):
     """Some positions are corrupted and predicted; `relation` adds the classification of sentence pairs."""
 
     rate: float = 0.15
@@ -62,6 +63,7 @@ class Masked:
     """Weight of next-sentence or sentence-order prediction (the reader draws the pairs); 0 leaves it out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0.0 < self.rate <= 1.0:
             raise ValueError(f"rate {self.rate} is no share of the positions: choose one above 0 and up to 1")
         if self.max_predictions < 1:
@@ -88,6 +90,7 @@ class Masked:
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
         """For the relation of two segments: a reader that draws them, and a head of two classes."""
+        yield from super().requirements(model, reader)
         if self.relation and not hasattr(reader, "relation"):
             yield f"objective.relation {self.relation} needs pairs of segments: choose the reader Pairs, or relation 0"
         if self.relation and getattr(model, "classes", None) != 2:
@@ -122,8 +125,9 @@ class Masked:
         return {**counts, "relation": real_rows(batch).sum()} if self.relation else counts
 
     def loss(self, model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None) -> LossOutput:
-        """Term "lm": sum of the negative log-likelihood in nats; term "relation": the weighted sum of the pairs'."""
-        output, scores = predict(model, variables, batch, memory, key)
+        """Term "lm": sum of the negative log-likelihood in nats, in training with the penalties; term "relation": the
+        weighted sum of the pairs', without."""
+        output, scores = predict(model, variables, batch, memory, key, self.penalties)
         totals, metrics = {"lm": scores.total}, token_metrics(scores, batch)
         if self.relation:
             logits = model.apply(variables, output.pooled, method="classify")

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.objectives import (
+    Penalized,
     memory_requirements,
     place_targets,
     predict,
@@ -36,7 +37,7 @@ from ctx_jax.objectives import (
 
 
 @dataclass(frozen=True)
-class Permutation:
+class Permutation(Penalized):
     """Predicts spans of each block in a random order, drawn inside the block (XLNet: each half of the window)."""
 
     num_predict: int = 85
@@ -55,6 +56,7 @@ class Permutation:
     """Different targets and orders of an example before they repeat; None = fresh ones at each visit."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.num_predict < 1:
             raise ValueError(f"num_predict {self.num_predict} predicts nothing: choose 1 or more")
         if self.perm_size < 1:
@@ -69,6 +71,7 @@ class Permutation:
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
         """Blocks that divide the window and what the memory keeps of it."""
+        yield from super().requirements(model, reader)
         if reader.length % self.perm_size:
             yield f"objective.perm_size {self.perm_size} does not divide the reader's length {reader.length}"
         yield from memory_requirements(model, reader)
@@ -159,6 +162,7 @@ class Permutation:
         return {"lm": batch["target_weights"].sum()}
 
     def loss(self, model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None) -> LossOutput:
-        """Term "lm": sum of the targets' negative log-likelihood in nats, by the query stream; and the memory."""
-        output, scores = predict(model, variables, batch, memory, key)
+        """Term "lm": sum of the targets' negative log-likelihood in nats, by the query stream, in training with the
+        penalties; and the memory."""
+        output, scores = predict(model, variables, batch, memory, key, self.penalties)
         return LossOutput({"lm": scores.total}, token_metrics(scores, batch), output.memory)

@@ -26,5 +26,5 @@ class Segment(Causal):
 
     def loss(self, model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None) -> LossOutput:
         """Term "lm", as `Causal`'s, and the memory after this window."""
-        output, scores = predict(model, variables, batch, memory, key)
+        output, scores = predict(model, variables, batch, memory, key, self.penalties)
         return LossOutput({"lm": scores.total}, token_metrics(scores, batch), output.memory)

@@ -65,9 +65,7 @@ def over_rows(function: Callable[[Any, Any], Any], rows: Any, others: Any) -> An
     if mesh.empty or mesh.size == 1:
         return function(rows, others)
     split = spec(("batch",))
-    mapped = jax.shard_map(
-        function, mesh=mesh, in_specs=(split, PartitionSpec()), out_specs=split, check_vma=False
-    )
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=(split, PartitionSpec()), out_specs=split, check_vma=False)
     return mapped(rows, others)
 
 

@@ -96,7 +96,7 @@ def test_order_holds_whichever_thread_is_faster(make_store, sharding):
     def transform(batch):
         first = batch["example"][0].item()
         if first == expected[0]:
-            assert others.wait(10)
+            assert others.wait(60)
         finished.append((first, threading.current_thread().name))
         if first == expected[1]:
             others.set()
@@ -114,7 +114,7 @@ def test_reads_ahead_but_not_without_bound(make_store, sharding):
     loader = Loader(make_store(DOCUMENTS), Blocks(8), 4, 0, sharding, transform=lambda b: calls.append(1) or b)
     with closing(iter(loader)) as batches:
         next(batches)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(calls) < 4 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from launch.local import FORWARDED
 
 NASTY = ["train", "gpt:tiny", "--run", 'runs/a b\'; "rm -rf" x & $(date) `id` $HOME \\ *\n--nodes=9', "--x", ""]
 """Words that a shell would take apart."""
@@ -43,6 +46,18 @@ class Programs:
     @property
     def words(self) -> list[list[str]]:
         return [call["argv"] for call in self.calls]
+
+
+@pytest.fixture(autouse=True)
+def unignored() -> Iterator[None]:
+    """Signals as a terminal's foreground has them: nohup and a script's background jobs begin with some ignored, and
+    launchers run in this process leave handlers behind."""
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    for number in FORWARDED:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

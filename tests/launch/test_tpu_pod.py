@@ -86,11 +86,18 @@ def test_a_pod_is_made_used_and_deleted(gcloud, tmp_path, capfd, nasty):
     assert prepare[:5] == ["ssh", "run-1", *everywhere] and prepare[5].startswith("--command=rm -rf ctx_jax && mkdir")
     assert work[:5] == ["ssh", "run-1", *everywhere] and work[6:] == place
     assert delete == ["delete", "run-1", "--force", *place]
-    with tarfile.open(gcloud.folder / "copied.tar.gz") as archive:
-        assert sorted(archive.getnames()) == [".gitignore", "kept.py", "new.py", "part/a b.py"]
+    assert copied(gcloud) == COPIED
     shown = capfd.readouterr()
     assert "a line of the run" in shown.out and "run-1: PROVISIONING" in shown.err
     assert received(work[5], tmp_path) == nasty
+
+
+COPIED = [".gitignore", "kept.py", "new.py", "part/a b.py"]
+
+
+def copied(gcloud) -> list[str]:
+    with tarfile.open(gcloud.folder / "copied.tar.gz") as archive:
+        return sorted(archive.getnames())
 
 
 def received(option: str, folder: Path) -> list[str]:
@@ -135,15 +142,28 @@ def test_a_preparation_that_fails_is_not_tried_again(gcloud, capsys):
     assert actions(gcloud) == [*ONE[:4], "describe", "delete"]
 
 
-def test_a_launcher_that_is_told_to_stop_while_it_waits_deletes_the_pod(gcloud, tmp_path):
+@pytest.mark.parametrize(
+    ("ignored", "sent", "code", "last"),
+    [
+        ("", [signal.SIGHUP], 75, "stopped by SIGHUP: give the same command again"),
+        ("SIGHUP", [signal.SIGHUP, signal.SIGTERM], 75, "stopped by SIGTERM: give the same command again"),  # nohup
+        ("SIGINT", [signal.SIGINT], 130, "interrupted"),  # a script's background job
+    ],
+)
+def test_a_launcher_that_is_told_to_stop_while_it_waits_deletes_the_pod(gcloud, tmp_path, ignored, sent, code, last):
     ready = tmp_path / "ready"
     gcloud.add("gcloud", GCLOUD.replace('print(next_of("states", "ACTIVE"))', HANGS.format(str(ready))))
-    begin = "from launch import command, tpu_pod; command.run(tpu_pod.main)"
+    begin = f"import signal; signal.signal(signal.{ignored}, signal.SIG_IGN); " if ignored else ""
+    begin += "from launch import command, tpu_pod; command.run(tpu_pod.main)"
     with (tmp_path / "log").open("w") as log:
         launcher = subprocess.Popen([sys.executable, "-c", begin, *POD, "--", "doctor"], stderr=log)
-    when(ready, lambda: launcher.send_signal(signal.SIGHUP))
-    assert launcher.wait(30) == 75 and actions(gcloud) == ["create", "describe", "delete"]
-    assert (tmp_path / "log").read_text().splitlines()[-1] == "error: stopped by SIGHUP: give the same command again"
+    try:
+        when(ready, lambda: [launcher.send_signal(number) for number in sent])
+        assert launcher.wait(30) == code and actions(gcloud) == ["create", "describe", "delete"]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert (tmp_path / "log").read_text().splitlines()[-1].startswith(f"error: {last}")
 
 
 def test_a_launcher_that_is_told_to_stop_while_it_runs_makes_no_new_pod(gcloud, tmp_path):
@@ -212,5 +232,6 @@ def test_what_is_shown_does_the_same(gcloud, capsys, nasty):
         (gcloud.folder / "codes").write_text(code)
         done = subprocess.run(["bash", "-c", lines], capture_output=True)
         assert done.returncode == int(code) and actions(gcloud)[-2:] == ["run", "delete"]
+        assert copied(gcloud) == COPIED  # not the archive itself, which lies there by now
     local_archive = [[re.sub(r"^/.*/ctx_jax.tar.gz$", "ctx_jax.tar.gz", word) for word in words] for words in calls]
     assert shown == local_archive

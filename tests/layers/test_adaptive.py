@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ctx_jax.contract import Penalties
 from ctx_jax.layers import adaptive
 from ctx_jax.layers.adaptive import AdaptiveVocabulary
 
@@ -192,3 +193,16 @@ def test_a_tail_is_computed_only_where_it_is_needed(monkeypatch: pytest.MonkeyPa
     jax.block_until_ready(jax.jit(jax.grad(total))(variables))
     jax.effects_barrier()
     assert sorted(calls) == [4, 4, 4, 8]  # by width: three parts of the first tail, none of the second, and the head
+
+
+@pytest.mark.parametrize("penalties", [Penalties(label_smoothing=0.1), Penalties(z_loss=0.1)])
+def test_penalties_are_only_of_the_plain_softmax(penalties: Penalties):
+    hidden, targets, weights = np.ones((B, K, D), np.float32), np.zeros((B, K), np.int32), np.ones((B, K), np.float32)
+
+    def total(name: str, penalties: Penalties) -> float:
+        module, variables = built(name)
+        return module.apply(variables, hidden, targets, weights, penalties, method="score").total
+
+    assert total("plain", penalties) != total("plain", Penalties())
+    with pytest.raises(ValueError, match=r"an adaptive softmax takes no Penalties.*: choose 0 for both, or no cutoffs"):
+        total("wt103 base", penalties)

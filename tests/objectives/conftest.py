@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.contract import Batch, ModelOutput, TokenScores, Vocabulary
+from ctx_jax.contract import Batch, ModelOutput, Penalties, TokenScores, Vocabulary
 
 VOCABULARY = Vocabulary(size=50, pad=0, unknown=1, begin=2, end=3, classification=4, separator=5, mask=6)
 
@@ -71,9 +71,14 @@ class TableModel:
         query = -hidden[:, : batch["targets"].shape[1]] if self.query else None
         return ModelOutput(hidden, None if memory is None else memory + 1, hidden[:, 0], query)
 
-    def score(self, variables: Any, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> TokenScores:
-        nll = -jnp.take_along_axis(jax.nn.log_softmax(hidden), targets[..., None], axis=-1)[..., 0]
-        return TokenScores((weights * nll).sum(), nll, jax.nn.logsumexp(hidden, axis=-1), hidden.argmax(-1))
+    def score(
+        self, variables: Any, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties
+    ) -> TokenScores:
+        log_probabilities, log_normalizer = jax.nn.log_softmax(hidden), jax.nn.logsumexp(hidden, axis=-1)
+        nll = -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+        e, c = penalties
+        cost = (1 - e) * nll - e * log_probabilities.mean(-1) + c * log_normalizer**2
+        return TokenScores((weights * cost).sum(), nll, log_normalizer, hidden.argmax(-1))
 
     def classify(self, variables: Any, pooled: jax.Array) -> jax.Array:
         return pooled[:, :2]

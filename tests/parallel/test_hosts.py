@@ -149,7 +149,7 @@ def test_a_port_that_is_in_use(store, monkeypatch):
 JOINS = """
 import sys
 from ctx_jax.parallel import hosts
-hosts.JOIN, hosts.TELL = 2, 1
+hosts.JOIN, hosts.TELL = int(sys.argv[2]), 1
 print("joining", file=sys.stderr, flush=True)
 hosts.start_hosts(sys.argv[1], 3, 0)
 """
@@ -161,16 +161,17 @@ def test_processes_that_do_not_come(tmp_path: Path):
         addresses = [f"localhost:{probe.getsockname()[1]}" for probe in (first, second)]
     logs = [tmp_path / f"{number}.log" for number in range(2)]
     waiting = [
-        start(["-c", JOINS, address], environment(tmp_path), log) for address, log in zip(addresses, logs, strict=True)
+        start(["-c", JOINS, address, patience], environment(tmp_path), log)
+        for address, patience, log in zip(addresses, ("2", "60"), logs, strict=True)
     ]
     try:
-        until(lambda: "joining" in logs[1].read_text())
-        time.sleep(0.5)
+        until(lambda: "so far" in logs[1].read_text())
         waiting[1].send_signal(signal.SIGTERM)
         assert [process.wait(60) for process in waiting] == [1, 75]
     finally:
         for process in waiting:
             process.kill()
+            process.wait()
     _, waits, last = logs[0].read_text().splitlines()
     assert waits == f"process 0 waits for the other 2 processes at {addresses[0]}: 1 s so far"
     assert last.startswith(
@@ -213,6 +214,7 @@ def test_one_that_ends_while_it_prepares_ends_the_other(process, number, code, l
     finally:
         for each in both:
             each.kill()
+            each.wait()
     assert codes[process] == (75 if number == signal.SIGTERM else -9) and codes[1 - process] == code
     last = logs[1 - process].read_text().splitlines()[-1]
     assert last.startswith(f"error: host {socket.gethostname()} (process {line}")

@@ -140,12 +140,17 @@ def test_a_process_that_hangs_ends_with_a_line_that_says_why(how, signals, code,
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        for number in signals:
+        assert process.stderr is not None
+        for number in signals[:-1]:
             process.send_signal(number)
-            time.sleep(0.3)
+            while "stopping after this step" not in process.stderr.readline():
+                assert process.poll() is None
+        if signals:
+            process.send_signal(signals[-1])
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
+        process.wait()
     assert process.returncode == code
     assert said.splitlines()[-1].startswith("error: ") and last in said.splitlines()[-1]
 
@@ -168,6 +173,7 @@ def test_two_hosts_stop_after_the_same_step_and_one_goes_on(speeches: Path, fold
     finally:
         for host in hosts:
             host.kill()
+            host.wait()
     said = [(tmp_path / f"process_{number}.log").read_text() for number in range(2)]
     assert codes == [75, 75], said
     (step,) = saved(run)
