@@ -102,13 +102,15 @@ def place_targets(chosen: jax.Array, targets: jax.Array, count: int) -> Batch:
     chosen [B, T] bool, with at most `count` True in a row; targets [B, T]. Returns `target_positions` (ascending),
     `targets` and `target_weights`, each [B, count]; places that a row leaves unused stand at 0 with weight 0.
     """
-    rows, length = chosen.shape
-    places = jnp.arange(length, dtype=jnp.int32)
+    places = jnp.arange(chosen.shape[1], dtype=jnp.int32)
     # A place that is not chosen is sent out of bounds, each to another index, so that these are unique and no order of
     # the hardware's counts.
     index = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, count + places)
-    row = jnp.arange(rows)[:, None]
-    positions = jnp.zeros((rows, count), jnp.int32).at[row, index].set(places, mode="drop", unique_indices=True)
+
+    def row(index: jax.Array) -> jax.Array:
+        return jnp.zeros(count, jnp.int32).at[index].set(places, mode="drop", unique_indices=True)
+
+    positions = jax.vmap(row)(index)  # by `vmap`, XLA knows that rows are apart, and devices exchange nothing
     used = jnp.arange(count) < chosen.sum(-1, keepdims=True)
     return {
         "target_positions": positions,

@@ -7,8 +7,8 @@ Reading, the corruption where it runs in the loader, and the copy to one CPU dev
 `--against`, another checkout of the code takes turns. What is left of the command line are fields of the experiments.
 Linux only. One JSON line for each case, checkout and number of cores:
 
-    tokens_per_second   median of the rounds; places, padding included
-    cores_busy          of the process, at the median
+    tokens_per_second   places, padding included; median of the rounds
+    per_busy_core       the same by the second of processor time, which other work on the machine changes less
     rounds              tokens_per_second of each
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -66,10 +67,13 @@ def main() -> None:
                     ).stdout
                     for line in map(json.loads, lines.splitlines()):
                         found.setdefault((line["case"], str(checkout), cores), []).append(line)
-    for (_, checkout, cores), lines in found.items():
-        middle = sorted(lines, key=lambda line: line["tokens_per_second"])[len(lines) // 2]
-        rounds = [line["tokens_per_second"] for line in lines]
-        print(json.dumps({**middle, "checkout": checkout, "cores": cores, "rounds": rounds}), flush=True)
+    for (case, checkout, cores), lines in found.items():
+        rounds = [round(line["tokens_per_second"]) for line in lines]
+        medians = {
+            name: round(statistics.median(line[name] for line in lines))
+            for name in ("tokens_per_second", "per_busy_core")
+        }
+        print(json.dumps({"case": case, "checkout": checkout, "cores": cores, **medians, "rounds": rounds}), flush=True)
 
 
 def measure(name: str, options: argparse.Namespace, fields: list[str]) -> dict[str, Any]:
@@ -87,8 +91,8 @@ def measure(name: str, options: argparse.Namespace, fields: list[str]) -> dict[s
         while (wall := time.perf_counter() - start) < options.seconds:
             jax.block_until_ready(next(loader))
             batches += 1
-    rate = batches * data.batch_size * data.reader.length / wall
-    return {"tokens_per_second": round(rate), "cores_busy": round((time.process_time() - used) / wall, 2)}
+    tokens = batches * data.batch_size * data.reader.length
+    return {"tokens_per_second": tokens / wall, "per_busy_core": tokens / (time.process_time() - used)}
 
 
 if __name__ == "__main__":
