@@ -13,12 +13,14 @@ import jax
 import numpy as np
 
 from ctx_jax.contract import Batch, Reader, TokenStore
+from ctx_jax.data.preparation import cores
 
-AHEAD = 3
+THREADS = min(max(2, cores()), 4)
+"""Threads that read batches; batch n is the same, and comes after batch n - 1, whichever reads it. Reading mostly holds
+the interpreter's lock and takes one core, `transform` takes as many as there are threads."""
+
+AHEAD = THREADS + 1
 """Batches that are read, or being read, before they are asked for."""
-
-THREADS = 2
-"""Threads that read them; batch n is the same, and comes after batch n - 1, whichever reads it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ class Loader:
 
         def globally(local: np.ndarray) -> jax.Array:
             def shard(index: Any) -> np.ndarray:
-                return local[np.searchsorted(rows, every[index[0]])]
+                start, stop, _ = index[0].indices(self.batch_size)
+                first = np.searchsorted(rows, start)
+                return local[first : first + stop - start]
 
             return jax.make_array_from_callback((self.batch_size, *local.shape[1:]), self.sharding, shard)
 

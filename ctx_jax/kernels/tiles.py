@@ -15,6 +15,8 @@ place: no rotation there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -150,18 +152,20 @@ class Tile:
         content: jax.Array,
         position: jax.Array | None,
         gate: jax.Array,
-        seen: tuple[jax.Array, jax.Array],
+        seen: Callable[[], tuple[jax.Array, jax.Array]],
         i: Any,
         j: Any,
     ) -> jax.Array:
-        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` are the queries' ranges of codes."""
+        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` gives the queries' ranges of codes, which whole
+        tiles do not ask for."""
         scores = content if position is None else content + position
         if self.settings.segments:
             scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
 
         def masked(scores: jax.Array) -> jax.Array:
-            above = self.by_key(self.key_fact(0, j)) - self.by_query(seen[0])
-            inside = above.astype(jnp.uint32) <= self.by_query(seen[1]).astype(jnp.uint32)  # 0 <= above <= seen[1]
+            lowest, reach = seen()
+            above = self.by_key(self.key_fact(0, j)) - self.by_query(lowest)
+            inside = above.astype(jnp.uint32) <= self.by_query(reach).astype(jnp.uint32)  # 0 <= above <= reach
             return jnp.where(inside, scores, HIDDEN)
 
         return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
@@ -237,7 +241,7 @@ def forward_kernel(
         largest, total, sums, carried = carry
         at = pl.ds(j * BLOCK, BLOCK)
         distances, carried = position.scores(carried, j)
-        scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, seen, i, j)
+        scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, lambda: seen, i, j)
         new = jnp.maximum(largest, scores.max(1))
         exponentials = jnp.exp2(scores * settings.scale - (new * settings.scale)[:, None])
         shrink = jnp.exp2((largest - new) * settings.scale)
@@ -266,7 +270,7 @@ def query_kernel(
     def step(j: Any, total: jax.Array) -> jax.Array:
         at = pl.ds(j * BLOCK, BLOCK)
         keys, values = key[b, at, h, :], value[b, at, h, :]
-        scores = tile.scores(tile.dot(query, keys), None, bias, seen, i, j)
+        scores = tile.scores(tile.dot(query, keys), None, bias, lambda: seen, i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
         by_probabilities = tile.dot(gradient, values) * settings.kept - deltas[:, None]
         by_scores = probabilities * tile.dropout(by_probabilities, -deltas[:, None], states, j)
@@ -355,13 +359,17 @@ def key_kernel(
         query, gradient = content[b, at, h, :], out_gradient[b, at, h, :]
         term = PositionTerm(tile, position, i)
         distances, _ = term.scores(term.product(j), j)
-        scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], tile.seen(i), i, j)
+        seen = partial(tile.seen, i)
+        if not isinstance(position, tuple) or position:  # hardly ever whole: loaded ahead
+            ranges = seen()
+            seen = lambda: ranges  # noqa: E731
+        scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], seen, i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizer[b, h, at][None, :])
-        states, zeros = tile.row_states(i), unknown_zero(gate[b, h, at])[None, :]
-        value_sum += dot(tile.dropout(probabilities, zeros, states, j).astype(gradient.dtype), gradient)
-        deltas = delta[b, h, at][None, :] * settings.natural
+        states, deltas = tile.row_states(i), delta[b, h, at][None, :] * settings.natural
         by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
         by_scores = (probabilities * tile.dropout(by_probabilities, -deltas, states, j)).astype(query.dtype)
+        kept = tile.dropout(probabilities, unknown_zero(deltas), states, j)
+        value_sum += dot(kept.astype(gradient.dtype), gradient)
         if by_pairs is not None:
             rows = jnp.broadcast_to((i * BLOCK + tile.iota)[None, :], by_scores.shape)
             columns = jnp.broadcast_to((j * BLOCK + tile.iota)[:, None], by_scores.shape)

@@ -25,6 +25,8 @@ WARPS = 8
 """Warps of a program."""
 LOWEST = -1e30
 """Where a running maximum starts."""
+LOG2E = math.log2(math.e)
+"""For powers of two: an exponential takes many instructions, a power of two one."""
 
 
 def obstacle(logits: jax.Array) -> str | None:
@@ -46,32 +48,39 @@ def kernel(
     padded, (label_smoothing, z_loss) = logits.shape[1], penalties
     lanes = jnp.arange(WIDTH, dtype=jnp.int32)
 
-    def load(n: Any) -> tuple[jax.Array, jax.Array]:
-        column = n * WIDTH + lanes
-        inside = column < padded  # a multiple of what one load takes, as the size is not
-        x = plgpu.load(logits.at[row, column], mask=inside, other=0.0).astype(jnp.float32)
-        if not isinstance(bias, tuple):
-            x += plgpu.load(bias.at[column], mask=inside, other=0.0)
-        return column, jnp.where(column < size, x, -jnp.inf)
+    whole, steps = size // WIDTH, -(-padded // WIDTH)
 
-    def look(n: Any, carry: Any) -> Any:
+    def load(n: Any, last: bool) -> tuple[jax.Array, jax.Array]:
+        """Columns and logits; in the `last` steps not all of them are inside the vocabulary."""
+        column = n * WIDTH + lanes
+        inside = column < padded if last else None  # a multiple of what one load takes, as the size is not
+        other = 0.0 if last else None
+        x = plgpu.load(logits.at[row, column], mask=inside, other=other).astype(jnp.float32)
+        if not isinstance(bias, tuple):
+            x += plgpu.load(bias.at[column], mask=inside, other=other)
+        return column, jnp.where(column < size, x, -jnp.inf) if last else x
+
+    def go(step: Any, carry: Any) -> Any:
+        carry = jax.lax.fori_loop(0, whole, partial(step, last=False), carry)
+        return jax.lax.fori_loop(whole, steps, partial(step, last=True), carry)
+
+    def look(n: Any, carry: Any, last: bool) -> Any:
         """Each lane's largest logit, where it was, the sum of exponentials relative to it and, if it is needed, of the
         logits."""
         largest, best, total, plain = carry
-        column, x = load(n)
+        column, x = load(n, last)
         higher = x > largest
-        shrink = jnp.exp(-jnp.abs(x - largest))
+        shrink = jnp.exp2(jnp.abs(x - largest) * -LOG2E)
         total = jnp.where(higher, total * shrink + 1.0, total + shrink)
         if label_smoothing:
-            plain += jnp.where(column < size, x, 0.0)
+            plain += jnp.where(column < size, x, 0.0) if last else x
         return jnp.where(higher, x, largest), jnp.where(higher, column, best), total, plain
 
     zeros = jnp.zeros(WIDTH, jnp.float32)
     start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if label_smoothing else ()
-    steps = -(-padded // WIDTH)
-    largest, best, total, plain = jax.lax.fori_loop(0, steps, look, start)
+    largest, best, total, plain = go(look, start)
     top = largest.max()
-    log_normalizer = top + jnp.log((total * jnp.exp(largest - top)).sum())
+    log_normalizer = top + jnp.log((total * jnp.exp2((largest - top) * LOG2E)).sum())
     target, weight = targets[row], weights[row]
     at = jnp.clip(target, 0, size - 1)
     logit = logits[row, at].astype(jnp.float32)
@@ -87,17 +96,18 @@ def kernel(
     normalizer[row] = log_normalizer
     prediction[row] = jnp.where(largest == top, best, padded).min()
 
-    def write(n: Any, carry: Any) -> Any:
-        column, x = load(n)
-        probabilities = jnp.exp(x - log_normalizer) * (1.0 + 2.0 * z_loss * log_normalizer)
+    def write(n: Any, carry: Any, last: bool) -> Any:
+        column, x = load(n, last)
+        probabilities = jnp.exp2((x - log_normalizer) * LOG2E) * (1.0 + 2.0 * z_loss * log_normalizer)
         by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - label_smoothing, 0.0))
         if label_smoothing:
-            by_logits -= jnp.where(column < size, weight * (label_smoothing / size), 0.0)
+            spread = weight * (label_smoothing / size)
+            by_logits -= jnp.where(column < size, spread, 0.0) if last else spread
         by_logits = jnp.where(weight != 0.0, by_logits, 0.0).astype(gradient.dtype)
-        plgpu.store(gradient.at[row, column], by_logits, mask=column < padded)
+        plgpu.store(gradient.at[row, column], by_logits, mask=column < padded if last else None)
         return carry
 
-    jax.lax.fori_loop(0, steps, write, 0)
+    go(write, 0)
 
 
 def cross_entropy(

@@ -153,8 +153,8 @@ class Permutation(Penalized):
             return (jnp.minimum(end + width - before, size), left - (end - begin)), (begin, end)
 
         drawn = sample_lengths(lengths_noise, self.spans), places_noise
-        (_, left), (begin, end) = jax.lax.scan(context, (jnp.int32(0), goal), drawn)
-        spans = ((places[:, None] >= begin) & (places[:, None] < end)).any(-1)
+        (_, left), (begin, end) = jax.lax.scan(context, (jnp.int32(0), goal), drawn, unroll=4)
+        spans = jnp.cumsum(jnp.zeros(size, jnp.int32).at[begin].add(1).at[end].add(-1)) > 0  # `size` is out of bounds
         return spans | sample(rest_noise, text & ~spans, left)
 
     def weights(self, batch: Batch) -> TokenCounts:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from ctx_jax.data.loader import Loader
+from ctx_jax.data.loader import AHEAD, THREADS, Loader
 from ctx_jax.data.readers import Blocks, Lanes
 
 DOCUMENTS = [[5, 7, 3], [4], [9, 2, 2, 6, 5], [1, 1], [8, 3, 4]] * 4
@@ -106,7 +106,7 @@ def test_order_holds_whichever_thread_is_faster(make_store, sharding):
         came = [next(batches)["example"][0].item() for _ in range(12)]
     assert came == expected
     assert finished[0][0] == expected[1]
-    assert len({name for _, name in finished}) == 2
+    assert 2 <= len({name for _, name in finished}) <= THREADS
 
 
 def test_reads_ahead_but_not_without_bound(make_store, sharding):
@@ -115,10 +115,10 @@ def test_reads_ahead_but_not_without_bound(make_store, sharding):
     with closing(iter(loader)) as batches:
         next(batches)
         deadline = time.monotonic() + 60
-        while len(calls) < 4 and time.monotonic() < deadline:
+        while len(calls) < AHEAD + 1 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
-        assert len(calls) == 4
+        assert len(calls) == AHEAD + 1
 
 
 def test_a_dropped_iterator_ends_its_thread(make_store, sharding):

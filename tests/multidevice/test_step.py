@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ctx_jax.layers.dropout import dropout
+from ctx_jax.objectives import place_targets, sample
 from ctx_jax.parallel.mesh import Mesh, check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.training.checkpoints import Checkpoints
@@ -161,3 +164,15 @@ def test_an_axis_that_does_not_divide_the_mesh_is_named():
     with pytest.raises(ValueError, match=r"batch_size 24 is not divisible by 16 \(data 8 x fsdp 1 x accumulation 2\)"):
         check_batch(build(MESHES[0]), 24, 2)
     assert np.prod(list(Mesh(fsdp=2).build().shape.values())) == 8
+
+
+def test_targets_are_chosen_and_placed_without_communication():
+    rows = batch_sharding(build(Mesh(data=8)))
+
+    def choose(noise, candidates):
+        return place_targets(jax.vmap(partial(sample, count=5))(noise, candidates), noise, 5)
+
+    shapes = [jax.ShapeDtypeStruct((16, 32), dtype) for dtype in (jnp.uint32, bool)]
+    program = jax.jit(choose, in_shardings=(rows, rows), out_shardings=rows).lower(*shapes).compile().as_text()
+    assert program
+    assert not any(name in program for name in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))

@@ -70,6 +70,19 @@ def test_sample_takes_all_where_there_are_too_few():
     assert not sample(jnp.arange(4, dtype=jnp.uint32), candidates, 0).any()
 
 
+@pytest.mark.parametrize("values", [2, 5, 2**32])
+def test_sample_takes_the_least_noise_of_equal_the_first(values: int):
+    rng = np.random.default_rng(values)
+    noise = rng.integers(0, values, (300, 33), np.uint32) << (1 if values < 9 else 0)
+    candidates = rng.random((300, 33)) < rng.random((300, 1))
+    count = rng.integers(0, 34, 300, np.int32)
+    expected = np.zeros_like(candidates)
+    for row in range(300):
+        places = np.flatnonzero(candidates[row])
+        expected[row, places[np.argsort(noise[row, places] >> 1, kind="stable")][: count[row]]] = True
+    np.testing.assert_array_equal(jax.vmap(sample)(noise, candidates, count), expected)
+
+
 def test_uniform_and_lengths_at_their_borders():
     noise = jnp.array([0, 2**31 - 1, 2**31, 2**32 - 1], jnp.uint32)
     np.testing.assert_array_equal(uniform(noise), [0, 0.5 - 2.0**-24, 0.5, 1 - 2.0**-24])
