@@ -33,8 +33,6 @@ and, where it applies,
 
     next_tokens, next_documents [B, T]   the token after each position (streams); an id other than the position's
                                          own, or 0, means that nothing is predicted there
-    lengths         [B]    int32   places in front of the padding, where each row is one document; that it is there says
-                                         so when a step is traced: causal attention then needs no mask by documents
     segments        [B, T] int32   0 = A, 1 = B, 2 = XLNet's CLS
     reversed        [B]    bool    the row is read backwards (XLNet): relative positions are negated
     relation        [B]    int32   0 = true next / right order, 1 = random / swapped (NSP, SOP)

@@ -92,7 +92,7 @@ def attention_path() -> dict[str, str]:
         return {"path": "kernels", "why": "splash attention without dropout; relative attention by XLA"}
     obstacle = kernels.obstacle(jnp.zeros((1, 1, 1, 1), jnp.bfloat16), kernels.HEADS)
     if obstacle is None:
-        return {"path": "kernels", "why": "in bfloat16: cuDNN where it can, else the fused kernels"}
+        return {"path": "kernels", "why": "in bfloat16: the fused kernels"}
     return {"path": "xla", "why": obstacle}
 
 

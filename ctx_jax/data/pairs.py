@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from ctx_jax.contract import Batch, TokenStore
-from ctx_jax.data.readers import lengths, row_fields, shuffled
+from ctx_jax.data.readers import row_fields, shuffled
 from ctx_jax.data.store import SENTENCE, WORD
 
 
@@ -113,7 +113,6 @@ class Pairs:
         filled = (column <= b_column + b_length) & real[:, None]
         batch = row_fields(tokens, filled.astype(np.int32), store.flags[source] & WORD > 0, store.vocabulary)
         return batch | {
-            "lengths": lengths(filled),
             "segments": ((column >= b_column) & filled).astype(np.int32),
             "relation": pairs["relation"] * real.astype(np.int32),
         }
@@ -169,7 +168,6 @@ class Sentences:
             begins[row, 1:last] = store.flags[slice(*plan[index])][kept] & WORD > 0
         batch = row_fields(tokens, documents, begins, vocabulary)
         return batch | {
-            "lengths": lengths(documents),
             "example": example.astype(np.int32),
             "epoch": epoch.astype(np.int32),
         }

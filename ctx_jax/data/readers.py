@@ -280,17 +280,10 @@ def stream_rows(
     real = start[:, None] + column < stop[:, None]
     tokens = np.where(real, found.tokens[:, :-1], store.vocabulary.pad)
     batch = row_fields(tokens, documents[:, :-1] * real, found.words[:, :-1], store.vocabulary)
-    if join_documents:
-        batch["lengths"] = lengths(batch["documents"])
     return batch | {
         "next_tokens": np.where(real, found.tokens[:, 1:], store.vocabulary.pad),
         "next_documents": documents[:, 1:] * (real & (column >= scored[:, None])),
     }
-
-
-def lengths(documents: np.ndarray) -> np.ndarray:
-    """Places in front of the padding, [R], of rows that are one document each."""
-    return (documents > 0).sum(1, dtype=np.int32)
 
 
 def row_fields(tokens: np.ndarray, documents: np.ndarray, begins: np.ndarray, vocabulary: Vocabulary) -> Batch:

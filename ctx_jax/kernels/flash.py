@@ -161,9 +161,10 @@ def over_mesh(
     lowest, reach = jnp.where(sees, lowest, NOTHING), jnp.where(sees, highest - lowest, 0)
     of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, reach, segments[0])]
     of_keys = [jnp.broadcast_to(x, (rows, key.shape[1])) for x in (code, segments[1])]
-    rate = 0.0 if dropout_key is None else rate
-    states = stirred((rows, heads, queries, 1), *words(dropout_key))[..., 0] if rate else None
-    columns = mix(jnp.arange(key.shape[1], dtype=jnp.uint32)) if rate else None
+    rate, states, columns = 0.0 if dropout_key is None else rate, None, None
+    if dropout_key is not None and rate:
+        states = stirred((rows, heads, queries, 1), *words(dropout_key))[..., 0]
+        columns = mix(jnp.arange(key.shape[1], dtype=jnp.uint32))
     facts = Facts(jnp.stack(of_queries, 1).astype(jnp.int32), jnp.stack(of_keys, 1).astype(jnp.int32), states, columns)
 
     run = partial(attend, rate=rate, interpret=interpret)
@@ -185,7 +186,7 @@ def over_mesh(
         array,
         terms,
         None if gate is None else scores,
-        Facts(row, row, *((scores, P()) if rate else (None, None))),
+        Facts._make((row, row, *((scores, P()) if rate else (None, None)))),
     )
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=array, check_vma=False)
     return split(content, key, value, term, gate, facts)
@@ -204,8 +205,8 @@ def attend(
 ) -> jax.Array:
     """Attention of content queries [B, T, H, C] (with their bias) to key and value [B, S, H, C] -> [B, T, H, C].
 
-    `gate` [B, H, T] fp32 is added to the products with the keys of a query's own segment. Any sizes: what the kernels need
-    longer is padded. `interpret` runs them anywhere, slowly.
+    `gate` [B, H, T] fp32 is added to the products with the keys of a query's own segment. Any sizes: what the kernels
+    need longer is padded. `interpret` runs them anywhere, slowly.
     """
     rows, queries, heads, channels = content.shape
     keys = key.shape[1]

@@ -1,9 +1,9 @@
 """Residual connection, dropout and LayerNorm in one pass for GPUs (Pallas, lowered through Triton).
 
 What `layers.norm.add_norm` computes. Its passes over memory are the fewest there are: the forward pass reads what it
-adds and writes the sum and its normalisation; the backward pass reads the sum and the gradients, computes mean, variance
-and dropout anew, and writes the gradients. Those by gain and bias are summed for SPAN rows by each program, and then
-over the programs.
+adds and writes the sum and its normalisation; the backward pass reads the sum and the gradients, computes mean,
+variance and dropout anew, and writes the gradients. Those by gain and bias are summed for SPAN rows by each program,
+and then over the programs.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ place: no rotation there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -105,8 +103,8 @@ class Tile:
     transposition."""
 
     def __init__(self, facts: Any, b: Any, h: Any, settings: Settings, *, turned: bool) -> None:
-        """`facts` are those of `Facts` and, [B, T / BLOCK, S / BLOCK] int32, 1 where all queries of a block see all keys
-        of the other."""
+        """`facts` are those of `Facts` and, [B, T / BLOCK, S / BLOCK] int32, 1 where all queries of a block see all
+        keys of the other."""
         self.query_facts, self.key_facts, self.states, self.columns, self.whole = facts
         self.b, self.h, self.settings, self.turned = b, h, settings, turned
         self.iota = jnp.arange(BLOCK, dtype=jnp.int32)
@@ -152,18 +150,18 @@ class Tile:
         content: jax.Array,
         position: jax.Array | None,
         gate: jax.Array,
-        seen: Callable[[], tuple[jax.Array, jax.Array]],
+        seen: tuple[jax.Array, jax.Array] | None,
         i: Any,
         j: Any,
     ) -> jax.Array:
-        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` gives the queries' ranges of codes, which whole
-        tiles do not ask for."""
+        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` are the queries' ranges of codes, None = read
+        them where a tile needs them."""
         scores = content if position is None else content + position
         if self.settings.segments:
             scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
 
         def masked(scores: jax.Array) -> jax.Array:
-            lowest, reach = seen()
+            lowest, reach = self.seen(i) if seen is None else seen
             above = self.by_key(self.key_fact(0, j)) - self.by_query(lowest)
             inside = above.astype(jnp.uint32) <= self.by_query(reach).astype(jnp.uint32)  # 0 <= above <= reach
             return jnp.where(inside, scores, HIDDEN)
@@ -241,7 +239,7 @@ def forward_kernel(
         largest, total, sums, carried = carry
         at = pl.ds(j * BLOCK, BLOCK)
         distances, carried = position.scores(carried, j)
-        scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, lambda: seen, i, j)
+        scores = tile.scores(tile.dot(query, key[b, at, h, :]), distances, bias, seen, i, j)
         new = jnp.maximum(largest, scores.max(1))
         exponentials = jnp.exp2(scores * settings.scale - (new * settings.scale)[:, None])
         shrink = jnp.exp2((largest - new) * settings.scale)
@@ -270,7 +268,7 @@ def query_kernel(
     def step(j: Any, total: jax.Array) -> jax.Array:
         at = pl.ds(j * BLOCK, BLOCK)
         keys, values = key[b, at, h, :], value[b, at, h, :]
-        scores = tile.scores(tile.dot(query, keys), None, bias, lambda: seen, i, j)
+        scores = tile.scores(tile.dot(query, keys), None, bias, seen, i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
         by_probabilities = tile.dot(gradient, values) * settings.kept - deltas[:, None]
         by_scores = probabilities * tile.dropout(by_probabilities, -deltas[:, None], states, j)
@@ -359,10 +357,7 @@ def key_kernel(
         query, gradient = content[b, at, h, :], out_gradient[b, at, h, :]
         term = PositionTerm(tile, position, i)
         distances, _ = term.scores(term.product(j), j)
-        seen = partial(tile.seen, i)
-        if not isinstance(position, tuple) or position:  # hardly ever whole: loaded ahead
-            ranges = seen()
-            seen = lambda: ranges  # noqa: E731
+        seen = tile.seen(i) if position else None  # these tiles are hardly ever whole
         scores = tile.scores(tile.dot(query, keys), distances, gate[b, h, at], seen, i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizer[b, h, at][None, :])
         states, deltas = tile.row_states(i), delta[b, h, at][None, :] * settings.natural

@@ -120,9 +120,9 @@ def cross_entropy(
     vocabulary_size: int,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """logits [..., Vpad] without their bias [Vpad], targets and weights [...] -> negative log-likelihoods, those with the
-    penalties, log-normalisers, the likeliest tokens, and the gradient of the weighted sum of the second by the logits, in
-    their dtype."""
+    """logits [..., Vpad] without their bias [Vpad], targets and weights [...] -> negative log-likelihoods, those with
+    the penalties, log-normalisers, the likeliest tokens, and the gradient of the weighted sum of the second by the
+    logits, in their dtype."""
 
     def run(rows: Any, bias: Any) -> Any:
         logits, targets, weights = rows

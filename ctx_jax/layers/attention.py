@@ -38,14 +38,12 @@ def attention(
     window: int | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    one_document: bool = False,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] of the same document -> [B, T, H, C].
 
     The documents [B, T] and [B, S] are packing ids, 0 = padding; the queries are the last T of the S places. `causal`
     hides what comes later, `window` (causal only) all but the nearest keys. `rate` is the dropout on the probabilities.
-    `one_document` says that each row is one document and then padding.
 
     Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
     does the work where there is one.
@@ -122,11 +120,10 @@ class SelfAttention(nn.Module):
         documents: jax.Array,
         key: jax.Array | None = None,
         *,
-        one_document: bool = False,
         collect: bool = False,
     ) -> tuple[jax.Array, jax.Array | None, Past]:
         """x [B, T, D], documents [B, T] -> [B, T, D], the probabilities [B, H, T, T] if they are to be collected, and
-        what `extend` needs of it. `one_document` as in `attention`."""
+        what `extend` needs of it."""
         keys, values = self.key(x), self.value(x)
         y, probabilities = attention(
             self.query(x),
@@ -138,7 +135,6 @@ class SelfAttention(nn.Module):
             window=self.window,
             rate=self.dropout,
             dropout_key=key,
-            one_document=one_document,
             collect=collect,
         )
         return self.output(y), probabilities, Past(keys, values)

@@ -2,8 +2,9 @@
 
 So the mask is the same on any number of devices, in any order of computation, and inside a kernel as outside it; and it
 is computed again where the backward pass needs it, instead of being kept. A row's number and the key are mixed as in
-Wellons's 32-bit finaliser; an element costs one multiplication by an odd number of its row (multiply-shift: Dietzfelbinger
-et al. 1997), a fiftieth of the operations of jax.random's threefry, whose strength dropout does not need.
+Wellons's 32-bit finaliser, so is a column's; an element costs one multiplication by an odd number of its row
+(multiply-shift: Dietzfelbinger et al. 1997), a fiftieth of the operations of jax.random's threefry, whose strength
+dropout does not need.
 """
 
 from __future__ import annotations

@@ -101,8 +101,6 @@ class Shared(NamedTuple):
     """What all layers see alike."""
 
     documents: jax.Array
-    one_document: bool
-    """Whether each row is one document, and then padding."""
     collect: tuple[str, ...]
 
 
@@ -123,9 +121,7 @@ class Layer(nn.Module):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """[B, T, D] -> [B, T, D] and what `collect` names."""
         attention_key, first_key, second_key = split_key(key, 3)
-        y, probabilities, _ = self.attention(
-            x, shared.documents, attention_key, one_document=shared.one_document, collect="attention" in shared.collect
-        )
+        y, probabilities, _ = self.attention(x, shared.documents, attention_key, collect="attention" in shared.collect)
         x = self.attention_norm(x, y, self.config.dropout, first_key)
         x = self.feed_forward_norm(x, self.feed_forward(x), self.config.dropout, second_key)
         collected = {"layers": x, "attention": probabilities}
@@ -185,7 +181,7 @@ class Bert(nn.Module):
             x += self.segments(batch.get("segments", jnp.zeros_like(batch["tokens"])))
         x = dropout(in_dtype(self.embedding_norm(x), c.dtype), c.dropout, embedding_key)
         embedding = constrain(x, ("batch", "length", "activation"))
-        x, outputs = self.stack(embedding, None, Shared(batch["documents"], "lengths" in batch, collect), stack_key)
+        x, outputs = self.stack(embedding, None, Shared(batch["documents"], collect), stack_key)
         pooled = POOLER_ACTIVATIONS[c.pooler_activation](self.pooler(x[:, 0])) if c.pooler else None
         return ModelOutput(x, pooled=pooled, layers=all_layers(embedding, outputs), attention=outputs.get("attention"))
 

@@ -123,8 +123,6 @@ class Shared(NamedTuple):
     """[B, T], or [B, S + 1] where one position is decoded: the past's and its own."""
     positions: jax.Array
     """Like documents."""
-    one_document: bool
-    """Whether each row is one document, and then padding."""
     collect: tuple[str, ...]
 
 
@@ -158,7 +156,6 @@ class Layer(nn.Module):
                 y,
                 shared.documents,
                 attention_key,
-                one_document=shared.one_document,
                 collect="attention" in shared.collect,
             )
         else:
@@ -223,7 +220,7 @@ class Gpt(nn.Module):
         The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm. `pooled`
         [B, D], there with `classes`, is `hidden` at each row's last token that is no padding.
         """
-        shared = Shared(batch["documents"], batch["positions"], "lengths" in batch, collect)
+        shared = Shared(batch["documents"], batch["positions"], collect)
         embedding, hidden, outputs = self.read(batch["tokens"], batch["positions"], None, shared, key)
         pooled = None
         if self.config.classes is not None:
@@ -290,9 +287,7 @@ class Gpt(nn.Module):
         if free < 0:
             raise ValueError(f"length {length} is shorter than the prompts: choose {documents.shape[1]} or more")
         positions = counted(documents)
-        _, _, outputs = self.read(
-            batch["tokens"], positions, None, Shared(documents, positions, False, ("past",)), None
-        )
+        _, _, outputs = self.read(batch["tokens"], positions, None, Shared(documents, positions, ("past",)), None)
         past = Past(*(jnp.pad(x, ((0, 0), (0, 0), (0, free), (0, 0), (0, 0))) for x in outputs["past"]))
         return Cache(*past, jnp.pad(documents, ((0, 0), (0, free))), jnp.int32(documents.shape[1]))
 
@@ -305,7 +300,7 @@ class Gpt(nn.Module):
         documents = jnp.concatenate([cache.documents, document], axis=1)
         positions = counted(documents)
         past = Past(cache.keys, cache.values)
-        shared = Shared(documents, positions, False, ("past",))
+        shared = Shared(documents, positions, ("past",))
         _, hidden, outputs = self.read(tokens, positions[:, -1:], past, shared, None)
         write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=cache.used)
         keys, values = (write(old, new, axis=2) for old, new in zip(past, outputs["past"], strict=True))

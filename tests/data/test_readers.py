@@ -49,14 +49,9 @@ def test_every_row_has_the_contracts_fields(make_store, reader, seed):
         batch = reader.batch(store, n, range(4), batch_size=4, seed=seed)
         for name, value in batch.items():
             assert value.dtype == (bool if name == "reversed" else np.int32), name
-            assert value.shape == (
-                (4,) if name in ("example", "epoch", "relation", "reversed", "lengths") else (4, reader.length)
-            )
+            assert value.shape == ((4,) if name in ("example", "epoch", "relation", "reversed") else (4, reader.length))
         padding = batch["documents"] == 0
         assert np.all(batch["tokens"][padding] == 0)
-        if "lengths" in batch:  # one document, then padding
-            inside = np.arange(reader.length) < batch["lengths"][:, None]
-            assert np.all(batch["documents"] == np.where(inside, batch["documents"][:, :1], 0))
         assert np.all(batch["positions"] == np.arange(reader.length))
         text = batch["tokens"] > 6
         assert np.all((batch["words"] > 0) == text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -10,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ctx_jax.kernels import flash
+from ctx_jax.contract import Penalties
+from ctx_jax.kernels import flash, norm, vocabulary
 from ctx_jax.layers.masks import Visibility
 
 TRIED = ("0.10", "0.11")
@@ -21,17 +23,26 @@ def test_the_version_of_jax_was_tried():
     assert jax.__version__.startswith(TRIED), "try kernels.gather on a GPU with this version, and name it here"
 
 
-# Pallas on Triton goes with JAX 0.12; until then it is the only way to these kernels that needs nothing but JAX
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("places", [False, True])
-def test_kernels_lower_to_triton(places, monkeypatch):
+@pytest.fixture(autouse=True)
+def some_gpu(monkeypatch):
     if find_spec("jax._src.pallas.triton.gpu_info"):  # from 0.11 on the lowering asks the device
         info = import_module("jax._src.pallas.triton.gpu_info")
         monkeypatch.setattr(info, "get_gpu_info", lambda: SimpleNamespace(compute_capability=90))
-    rows, queries, keys, heads, channels = 2, 32, 100, 2, 24
 
-    def shape(*sizes: int, dtype: object = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, dtype)
+
+def shape(*sizes: int, dtype: object = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def lowered(function, *operands) -> str:
+    return jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+
+
+# Pallas on Triton goes with JAX 0.12; until then it is the only way to these kernels that needs nothing but JAX
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("places", [False, True])
+def test_attention_lowers_to_triton(places):
+    rows, queries, keys, heads, channels = 2, 32, 100, 2, 24
 
     whole = jnp.int32
 
@@ -45,19 +56,42 @@ def test_kernels_lower_to_triton(places, monkeypatch):
 
         return jax.grad(loss, (0, 1, 2))(query, key, value)
 
-    lowered = (
-        jax.jit(gradient)
-        .trace(
-            shape(rows, queries, heads, channels),
-            *(shape(rows, keys, heads, channels) for _ in range(2)),
-            shape(keys + queries if not places else 2 * keys, heads, channels),
-            shape(heads, channels),
-            shape(rows, queries, dtype=whole),
-            shape(rows, keys, dtype=whole),
-            shape(rows, queries, dtype=whole),
-        )
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
+    text = lowered(
+        gradient,
+        shape(rows, queries, heads, channels),
+        *(shape(rows, keys, heads, channels) for _ in range(2)),
+        shape(keys + queries if not places else 2 * keys, heads, channels),
+        shape(heads, channels),
+        shape(rows, queries, dtype=whole),
+        shape(rows, keys, dtype=whole),
+        shape(rows, queries, dtype=whole),
     )
-    for kernel in ("forward_kernel", "key_kernel", "position_kernel"):
-        assert lowered.count(f'name = "{kernel}"') == 1
+    for kernel in ("forward_kernel", "key_kernel", "position_kernel", *([] if places else ["relative_kernel"])):
+        assert text.count(f'name = "{kernel}"') == 1
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+def test_norm_lowers_to_triton():
+    def gradient(x, branch, states, scale, bias):
+        def loss(*operands):
+            total, out = norm.add_norm(*operands[:2], states, *operands[2:], epsilon=1e-6, rate=0.1, both=True)
+            return (total + out).sum()
+
+        return jax.grad(loss, (0, 1, 2, 3))(x, branch, scale, bias)
+
+    x, vector = shape(3, 7, 48), shape(48, dtype=jnp.float32)
+    text = lowered(gradient, x, x, shape(3, 7, 1, dtype=jnp.uint32), vector, vector)
+    for kernel in ("norm_forward_kernel", "norm_backward_kernel"):
+        assert text.count(f'name = "{kernel}"') == 1
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+def test_cross_entropy_lowers_to_triton():
+    text = lowered(
+        partial(vocabulary.cross_entropy, penalties=Penalties(0.1, 0.01), vocabulary_size=5000),
+        shape(3, 5120),
+        shape(5120, dtype=jnp.float32),
+        shape(3, dtype=jnp.int32),
+        shape(3, dtype=jnp.float32),
+    )
+    assert text.count('name = "cross_entropy_kernel"') == 1

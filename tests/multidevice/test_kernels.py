@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.kernels import flash, tiles
+from ctx_jax.kernels import flash, norm, tiles, vocabulary
+from ctx_jax.layers.dropout import stirred, words
 from ctx_jax.layers.masks import Visibility
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.parallel.sharding import replicated
@@ -33,12 +34,39 @@ def test_kernels_are_the_same_on_eight_devices(places, monkeypatch):
         y = flash.relative_attention(
             query, key, value, position, visibility, None, 0.3, jax.random.key(1), interpret=True
         )
-        return (y * weights).sum()
+        return (y * weights).sum(), y
 
-    run = jax.value_and_grad(loss, tuple(range(6)))
-    expected = jax.jit(run)(*operands)
+    agree(jax.grad(loss, tuple(range(6)), has_aux=True), *operands)
+
+
+def agree(run, *operands):
+    """One device and eight compute the same."""
+    expected = jax.device_get(jax.jit(run)(*operands))
     mesh = Mesh(data=2, fsdp=2, tensor=2).build(jax.devices())
     found = jax.jit(on_mesh(mesh, run), in_shardings=replicated(mesh))(*operands)
-    expected = jax.device_get(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6 * np.abs(b).max() * np.sqrt(np.size(b)))
+
+
+def test_norm_is_the_same_on_eight_devices():
+    shapes = (B, T, C), (B, T, C), (C,), (C,)
+    operands = [jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes)]
+
+    def loss(x, branch, scale, bias):
+        states = stirred(x.shape, *words(jax.random.key(1)))
+        both = norm.add_norm(x, branch, states, scale, bias, epsilon=1e-3, rate=0.3, both=True, interpret=True)
+        return sum(jnp.sin(x + n).sum() for n, x in enumerate(both))
+
+    agree(jax.value_and_grad(loss, (0, 1, 2, 3)), *operands)
+
+
+def test_cross_entropy_is_the_same_on_eight_devices(monkeypatch):
+    monkeypatch.setattr(vocabulary, "WIDTH", 16)
+    logits, bias = jax.random.normal(jax.random.key(0), (B, T, 40)), jax.random.normal(jax.random.key(1), (40,))
+    targets = jax.random.randint(jax.random.key(2), (B, T), 0, 37)
+
+    def run(logits, bias):
+        weights = jnp.ones((B, T))
+        return vocabulary.cross_entropy(logits, bias, targets, weights, vocabulary_size=37, interpret=True)
+
+    agree(run, logits, bias)
