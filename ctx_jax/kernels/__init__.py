@@ -45,9 +45,13 @@ def obstacle(x: jax.Array, axes: tuple[str, ...]) -> str | None:
 
 def uneven(x: jax.Array, axes: tuple[str, ...]) -> str | None:
     """Which axis of x does not divide evenly over the current mesh; None if all do."""
-    mesh = jax.sharding.get_abstract_mesh()
     for axis, size in zip(axes, x.shape, strict=False):
-        shards = math.prod(mesh.shape[name] for name in RULES.get(axis, ()) if name in mesh.shape)
-        if size % shards:
-            return f"{size} {axis} over {shards} devices"
+        if size % shards(axis):
+            return f"{size} {axis} over {shards(axis)} devices"
     return None
+
+
+def shards(axis: str) -> int:
+    """Parts into which the current mesh splits a logical axis; 1 for "" and where no mesh is."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[name] for name in RULES.get(axis, ()) if name in mesh.shape)

@@ -44,8 +44,8 @@ def obstacle(x: jax.Array) -> str | None:
         return "a single row"
     if x.shape[-1] > WIDEST:
         return f"{x.shape[-1]} channels (the kernel takes {WIDEST})"
-    if x.size >= 2**31:
-        return f"{x.size} values (the kernel takes {2**31 - 1})"
+    if (size := x.size // kernels.shards("batch")) >= 2**31:
+        return f"{size} values (the kernel takes {2**31 - 1})"
     return kernels.obstacle(x, ("batch",))
 
 

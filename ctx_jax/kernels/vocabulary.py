@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax import kernels
 from ctx_jax.contract import NO_PENALTIES, Penalties
-from ctx_jax.parallel.sharding import RULES, over_rows
+from ctx_jax.parallel.sharding import over_rows
 
 WIDTH = 2048
 """Logits that a program holds at a time."""
@@ -31,12 +31,10 @@ LOG2E = math.log2(math.e)
 
 def obstacle(logits: jax.Array) -> str | None:
     """Why the twin has to do it; None if nothing stands in the way."""
-    mesh = jax.sharding.get_abstract_mesh()
-    shards = math.prod(mesh.shape[name] for name in RULES["logits"] if name in mesh.shape)
-    if shards > 1:
-        return f"the vocabulary is split over {shards} devices"
-    if logits.size >= 2**31:
-        return f"{logits.size} logits at a time (the kernel takes {2**31 - 1})"
+    if kernels.shards("logits") > 1:
+        return f"the vocabulary is split over {kernels.shards('logits')} devices"
+    if (size := logits.size // kernels.shards("batch")) >= 2**31:
+        return f"{size} logits at a time (the kernel takes {2**31 - 1})"
     return kernels.obstacle(logits, ("batch",))
 
 
@@ -80,7 +78,8 @@ def kernel(
     start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if label_smoothing else ()
     largest, best, total, plain = go(look, start)
     top = largest.max()
-    log_normalizer = top + jnp.log((total * jnp.exp2((largest - top) * LOG2E)).sum())
+    normal = (total * jnp.exp2((largest - top) * LOG2E)).sum()
+    log_normalizer = top + jnp.log(normal)
     target, weight = targets[row], weights[row]
     at = jnp.clip(target, 0, size - 1)
     logit = logits[row, at].astype(jnp.float32)
@@ -96,9 +95,12 @@ def kernel(
     normalizer[row] = log_normalizer
     prediction[row] = jnp.where(largest == top, best, padded).min()
 
+    # relative to the largest logit: where logits are large, few digits of their normaliser are left
+    slope = (1.0 + 2.0 * z_loss * log_normalizer) / normal
+
     def write(n: Any, carry: Any, last: bool) -> Any:
         column, x = load(n, last)
-        probabilities = jnp.exp2((x - log_normalizer) * LOG2E) * (1.0 + 2.0 * z_loss * log_normalizer)
+        probabilities = jnp.exp2((x - top) * LOG2E) * slope
         by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - label_smoothing, 0.0))
         if label_smoothing:
             spread = weight * (label_smoothing / size)

@@ -59,3 +59,14 @@ def test_of_equal_logits_the_first_is_predicted():
     results = vocabulary.cross_entropy(logits, None, zeros.astype(jnp.int32), zeros, vocabulary_size=40, interpret=True)
     assert results[3].tolist() == [5]
     assert not results[4].any()
+
+
+def test_large_logits_leave_exact_probabilities():
+    logits = 1e4 + np.random.default_rng(1).normal(size=(3, 40)).astype(np.float32)
+    targets, weights = jnp.array([3, 7, 39]), jnp.ones(3)
+    gradient = vocabulary.cross_entropy(
+        jnp.asarray(logits), None, targets, weights, vocabulary_size=40, interpret=True
+    )[4]
+    powers = np.exp(logits.astype(np.float64) - 1e4)
+    wanted = powers / powers.sum(-1, keepdims=True) - np.eye(40)[np.array(targets)]
+    np.testing.assert_allclose(gradient, wanted, atol=1e-6)

@@ -70,3 +70,15 @@ def test_cross_entropy_is_the_same_on_eight_devices(monkeypatch):
         return vocabulary.cross_entropy(logits, bias, targets, weights, vocabulary_size=37, interpret=True)
 
     agree(run, logits, bias)
+
+
+def test_sizes_are_those_of_a_device():
+    mesh = Mesh(data=4, fsdp=2).build(jax.devices())
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        for obstacle in (norm.obstacle, vocabulary.obstacle):
+            x = jax.ShapeDtypeStruct((8, 2**17, 2**12), jnp.bfloat16)  # 2**32 values, 2**29 on each
+            assert obstacle(x) == "no kernel for cpu"
+            x = jax.ShapeDtypeStruct((8, 2**19, 2**12), jnp.bfloat16)
+            assert f"{2**31} " in obstacle(x)
+    with jax.sharding.use_abstract_mesh(Mesh(tensor=8).build(jax.devices()).abstract_mesh):
+        assert vocabulary.obstacle(x) == "the vocabulary is split over 8 devices"
