@@ -89,7 +89,7 @@ def summary(case: str, device: str, theirs: list[Line], ours: list[Line]) -> Lin
         "theirs_gib": their_memory,
         "ours_gib": our_memory,
         "memory_ratio": ratio(our_memory, their_memory),
-        "attention": ours[-1]["attention"],
+        "paths": ours[-1]["paths"],
         "rounds": {
             "theirs": [line["tok_s"] for line in theirs],
             "ours": [line["tokens_per_second"] for line in ours],

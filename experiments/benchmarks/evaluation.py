@@ -124,7 +124,7 @@ def measure(length: int, segment: int, positions: int, steps: int, sizes: dict[s
         "flops_ratio": round(ratio, 1),
         "share": round(by_window / by_segment / ratio, 3),
         "paper": PAPER.get(length),
-        "attention": kernels.paths(),
+        "paths": kernels.paths(),
         "device": jax.devices()[0].device_kind,
     }
 

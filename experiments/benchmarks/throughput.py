@@ -16,7 +16,7 @@ left of the command line are fields of the experiments. One JSON line for each c
     peak_gib            the most memory in use at once; null where the device does not tell (CPU)
     planned_gib         what the compiler planned for the step: arguments, results that are not donated, temporaries
     compile_s           tracing and compiling; little where the compilation cache has the step
-    attention           the path that runs
+    paths               what runs of attention, LayerNorm and cross-entropy: kernels, or why not
     loss, device        of the last step; the kind of the device
 
 BERT's and XLNet's rows are those of their experiments (pairs; for XLNet in both directions), with no short ones.
@@ -208,7 +208,7 @@ def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
         "peak_gib": memory and round(memory["peak_bytes_in_use"] / 2**30, 3),
         "planned_gib": round(run.planned_bytes() / 2**30, 3),
         "compile_s": round(run.compile_seconds, 1),
-        "attention": kernels.paths(),
+        "paths": kernels.paths(),
         "loss": round(loss, 3),
         "device": jax.devices()[0].device_kind,
     }

@@ -23,7 +23,7 @@ rounds = len(list(count.iterdir()))
 (count / str(rounds)).touch()
 speed = [9000, 9600, 12000][rounds]
 numbers = {"tokens_per_second": speed, "peak_gib": 10.0, "free_running": 9900, "mfu": 0.1, "device": "ours"}
-print(json.dumps({"case": case, **numbers, "attention": {"relative": "pallas"}, "options": sys.argv}))
+print(json.dumps({"case": case, **numbers, "paths": {"relative": "pallas"}, "options": sys.argv}))
 """
 
 
