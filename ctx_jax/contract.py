@@ -95,11 +95,15 @@ class Penalties(NamedTuple):
     """What training adds to the negative log-likelihood of each target."""
 
     label_smoothing: float = 0.0
-    """e: the cross-entropy is with 1 - e at the target and e spread evenly over the vocabulary, the target included
-    (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
+    """e: the cross-entropy is with 1 - e at the target and e / (V - 1) at each other token of V, as in the code of the
+    Transformer (Vaswani et al. 2017, section 5.4); Szegedy et al. 2016 spread e over the target, too."""
     z_loss: float = 0.0
     """c: c log(Z)^2 is added, Z the softmax's denominator, whose log stays near 0 (Chowdhery et al. 2022, arXiv
     2204.02311, section 5)."""
+
+    def evenly(self, vocabulary_size: int) -> float:
+        """The part of the targets' mass that is spread evenly over all tokens, so that the others have theirs."""
+        return self.label_smoothing * vocabulary_size / max(vocabulary_size - 1, 1)
 
 
 NO_PENALTIES = Penalties()

@@ -47,7 +47,7 @@ def uneven(x: jax.Array, axes: tuple[str, ...]) -> str | None:
     """Which axis of x does not divide evenly over the current mesh; None if all do."""
     for axis, size in zip(axes, x.shape, strict=False):
         if size % shards(axis):
-            return f"{size} {axis} over {shards(axis)} devices"
+            return f"the {axis} axis of {size} does not divide over {shards(axis)} devices"
     return None
 
 

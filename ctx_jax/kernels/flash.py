@@ -205,8 +205,8 @@ def attend(
 ) -> jax.Array:
     """Attention of content queries [B, T, H, C] (with their bias) to key and value [B, S, H, C] -> [B, T, H, C].
 
-    `gate` [B, H, T] fp32 is added to the products with the keys of a query's own segment. Any sizes: what the kernels
-    need longer is padded. `interpret` runs them anywhere, slowly.
+    `position` has its queries undivided. `gate` [B, H, T] fp32 is added to the products with the keys of a query's own
+    segment. Any sizes: what the kernels need longer is padded. `interpret` runs them anywhere, slowly.
     """
     rows, queries, heads, channels = content.shape
     keys = key.shape[1]
@@ -224,7 +224,7 @@ def attend(
         front = t - queries
         count = min(t + s, -(-(front + position.relative.shape[1]) // tiles.BLOCK) * tiles.BLOCK + tiles.BLOCK)
         relative = jnp.pad(position.relative, ((0, 0), (front, 0), (0, 0), (0, 0)))[:, :count]
-        position = Fused(wide(position.query, t), wide(relative, count), position.direction)
+        position = Fused(wide(position.query / tiles.UNIT, t), wide(relative, count), position.direction)
     elif isinstance(position, Given):
         position = Given(padded(position.scores, 2, t), padded(position.offsets, -1, t))
     settings = Settings(channels**-0.5, rate, gate is not None, interpret)

@@ -23,7 +23,7 @@ from ctx_jax.parallel.sharding import over_rows
 ROWS, SPAN = 2, 32
 """Rows that a program holds at a time, and that it goes through in the backward pass."""
 WARPS = 4
-"""Warps of a program."""
+"""Warps of a program for each 1,024 channels."""
 WIDEST = 4096
 """Channels that fit."""
 
@@ -112,7 +112,7 @@ def backward_kernel(
         rows = Rows(total, program * (SPAN // ROWS) + n)
         normal, inverse = rows.normal(rows.load(total), settings.epsilon)
         gradient = rows.load(by_out)
-        scaled = gradient * rows.vector(scale)
+        scaled = gradient * gain
         by_sum = inverse * (scaled - rows.mean(scaled) - normal * rows.mean(scaled * normal))
         if not isinstance(by_total, tuple):
             by_sum += rows.load(by_total)
@@ -122,6 +122,7 @@ def backward_kernel(
         return sums[0] + gradient * normal, sums[1] + gradient
 
     rows = Rows(total, program)
+    gain = rows.vector(scale)
     zeros = jnp.zeros(rows.inside.shape, jnp.float32)
     sums = jax.lax.fori_loop(0, SPAN // ROWS, step, (zeros, zeros))
     for ref, x in zip((by_scale, by_bias), sums, strict=True):
@@ -129,12 +130,13 @@ def backward_kernel(
 
 
 def call(kernel: Any, programs: int, settings: Settings, *operands: Any, outputs: list[Any]) -> list[jax.Array]:
+    warps = WARPS * max(1, (1 << (operands[0].shape[1] - 1).bit_length()) // 1024)
     return pl.pallas_call(
         partial(kernel, settings=settings),
         grid=(programs,),
         out_shape=outputs,
         interpret=settings.interpret,
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=1),
         name=f"norm_{kernel.__name__}",
     )(*operands)
 

@@ -30,6 +30,9 @@ BLOCK = 64
 NOTHING = -(2**31)
 """Lowest code of a query that sees nothing."""
 LOG2E = math.log2(math.e)
+"""For powers of two: an exponential takes many instructions, a power of two one."""
+UNIT = 16.0
+"""In this unit, a power of two, a position term goes through float16, which ends at 65,504."""
 HIDDEN, LOWEST = -1e30, -1e20
 """Score of what is not seen, and where a row's running maximum starts: below it, so that nothing seen sums to 0."""
 
@@ -38,7 +41,7 @@ class Fused(NamedTuple):
     """The position term of queries that are the last T of S places."""
 
     query: jax.Array
-    """[B, T, H, C]: with the position bias."""
+    """[B, T, H, C]: with the position bias, divided by UNIT."""
     relative: jax.Array
     """[N, P, H, C], by descending distance from S - 1 on."""
     direction: jax.Array
@@ -217,7 +220,8 @@ class PositionTerm:
         # row a meets key c at distance BLOCK - 1 - a + c of the two blocks
         index = tile.by_key(tile.iota) - tile.by_query(tile.iota) + BLOCK - 1
         narrow = jnp.float16 if self.query.dtype.itemsize == 2 else jnp.float32  # three bits more than bf16
-        return tile.shift(jnp.where(tile.inside(), carried, second), index, narrow).astype(jnp.float32), second
+        shifted = tile.shift(jnp.where(tile.inside(), carried, second), index, narrow)
+        return shifted.astype(jnp.float32) * UNIT, second
 
     def columns(self, j: Any) -> jax.Array:
         """Where `Given` scores of the tile stand."""
@@ -313,7 +317,7 @@ def position_kernel(
     if position.fused:
         last = jnp.where(first < end, position.block(end) + 1, position.block(first))
         position_sum = jax.lax.fori_loop(position.block(first), last, by_distance, no_queries)
-        by_position[b, own, h, :] = position_sum.astype(by_position.dtype)
+        by_position[b, own, h, :] = (position_sum * UNIT).astype(by_position.dtype)
 
 
 def relative_kernel(query, direction, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
@@ -338,7 +342,7 @@ def relative_kernel(query, direction, facts, blocks, by_pairs, by_relative, *, s
 
     total = jnp.zeros((BLOCK, query.shape[-1]), jnp.float32)
     total = jax.lax.fori_loop(0, (rows - group + groups - 1) // groups, row, total)
-    by_relative[group, own, pl.ds(block * BLOCK, BLOCK), h, :] = total
+    by_relative[group, own, pl.ds(block * BLOCK, BLOCK), h, :] = total * UNIT
 
 
 def key_kernel(

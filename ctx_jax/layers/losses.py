@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from ctx_jax.contract import NO_PENALTIES, Penalties, TokenScores
-from ctx_jax.kernels import chose, vocabulary
+from ctx_jax.kernels import chose
+from ctx_jax.kernels import losses as kernel
 from ctx_jax.parallel.sharding import RULES, constrain
 
 LOGITS = 2**28
@@ -108,7 +109,7 @@ def _chunked(
     Each of the N shards of the batch (R rows) sums its own gradient of the table, so that devices talk to each other
     once, after the last chunk, and not once a chunk.
     """
-    label_smoothing, z_loss = penalties
+    evenly, z_loss = penalties.evenly(vocabulary_size), penalties.z_loss
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     columns = jnp.arange(table.shape[0])
     narrow_table = constrain(table.astype(hidden.dtype), ("logits", "table"))
@@ -128,16 +129,16 @@ def _chunked(
         log_normalizer = (largest + jnp.log(normalizer))[..., 0]
         nll = log_normalizer - jnp.where(target, logits, 0).sum(-1)
         cost, prediction = nll, logits.argmax(-1).astype(jnp.int32)
-        if label_smoothing:
+        if evenly:
             mean = jnp.where(inside, logits, 0).sum(-1) / vocabulary_size
-            cost = (1 - label_smoothing) * nll + label_smoothing * (log_normalizer - mean)
+            cost = (1 - evenly) * nll + evenly * (log_normalizer - mean)
         if z_loss:
             cost = cost + z_loss * log_normalizer**2
         if not differentiate:
             return nll, cost, log_normalizer, prediction, None
         probabilities, wanted, w = exponentials / normalizer, target, w[..., None]
-        if label_smoothing:
-            wanted = jnp.where(inside, (1 - label_smoothing) * target + label_smoothing / vocabulary_size, 0)
+        if evenly:
+            wanted = jnp.where(inside, (1 - evenly) * target + evenly / vocabulary_size, 0)
         if z_loss:
             probabilities *= 1 + 2 * z_loss * log_normalizer[..., None]
         return nll, cost, log_normalizer, prediction, jnp.where(w != 0, w * (probabilities - wanted), 0)
@@ -146,12 +147,12 @@ def _chunked(
         h, t, w = (jax.lax.dynamic_slice_in_dim(x, start, chunk, axis=2) for x in (hidden, targets, weights))
         # in training in hidden's dtype: they are written and read several times; all sums stay wide
         dtype = h.dtype if differentiate else wide
-        obstacle = vocabulary.obstacle(jax.eval_shape(partial(vocabulary_logits, dtype=dtype), h, narrow_table, None))
+        obstacle = kernel.obstacle(jax.eval_shape(partial(vocabulary_logits, dtype=dtype), h, narrow_table, None))
         if differentiate:
             chose("cross-entropy", "Pallas kernel" if obstacle is None else f"XLA: {obstacle}")
         if differentiate and obstacle is None:
             logits = vocabulary_logits(h, narrow_table, None, dtype)
-            results = vocabulary.cross_entropy(logits, near_bias, t, w, penalties, vocabulary_size=vocabulary_size)
+            results = kernel.cross_entropy(logits, near_bias, t, w, penalties, vocabulary_size=vocabulary_size)
         else:
             results = of_logits(vocabulary_logits(h, narrow_table, near_bias, dtype), t, w)
         nll, cost, log_normalizer, prediction, g = results

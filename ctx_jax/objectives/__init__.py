@@ -30,7 +30,7 @@ class Penalized:
     """
 
     label_smoothing: float = 0.0
-    """Probability spread evenly over the vocabulary in training (Vaswani et al. 2017, section 5.4: 0.1)."""
+    """Probability of all tokens but the target together, in training (Vaswani et al. 2017, section 5.4: 0.1)."""
     z_loss: float = 0.0
     """Coefficient of log(Z)^2 in training, Z the softmax's denominator (PaLM, section 5: 1e-4)."""
 

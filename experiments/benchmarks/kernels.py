@@ -1,11 +1,11 @@
-"""The attention kernels beside their twins of plain JAX, on this device: are they right, and how fast are they?
+"""The kernels beside their twins of plain JAX, on this device: are they right, and how fast are they?
 
     python experiments/benchmarks/kernels.py
     python experiments/benchmarks/kernels.py --cases txl --tiny
 
 Fresh random inputs in bf16, dropout on where the model has it. One JSON line for each case:
 
-    errors          [kernel's, twin's] of output and gradients: |x - exact| / |exact|, exact being the twin in fp32
+    errors          [kernel's, twin's] of outputs and gradients: |x - exact| / |exact|, exact being the twin in fp32
     kernel_ms, twin_ms      forward and backward pass of each, both in bf16; median of --repeats
     device          its kind
 
@@ -21,22 +21,25 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.kernels import flash
+from ctx_jax.contract import Penalties
+from ctx_jax.kernels import flash, losses, norm
 from ctx_jax.layers import attention, relative
+from ctx_jax.layers.dropout import dropout, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
+from ctx_jax.layers.norm import layer_norm
 
 LARGEST = 1e-2
-Function = Callable[..., Any]
+Function = Callable[..., dict[str, jax.Array]]
 
 
 class Case(NamedTuple):
-    """Sizes of one layer's attention in a published training."""
+    """Sizes in a published training: of one layer's attention; of its LayerNorm, of `heads` times CHANNELS channels; of
+    the cross-entropy of all queries over `keys` tokens."""
 
     rows: int
     queries: int
@@ -52,12 +55,78 @@ CASES = {
     "xlnet_query": Case(32, 85, 512, 12, 0.1, "query"),
     "bert": Case(64, 512, 512, 12, 0.1, "plain"),
     "gpt_band": Case(8, 2048, 2048, 12, 0.0, "band"),
+    "norm": Case(64, 512, 0, 12, 0.1, "norm"),
+    "cross_entropy": Case(8, 512, 50_304, 0, 0.0, "cross_entropy"),
 }
 CHANNELS, WINDOW = 64, 256
+NAMES = ("query", "key", "value", "relative", "content_bias", "position_bias", "segment_bias", "segments")
+"""Operands of attention."""
+
+
+def with_gradients(function: Callable[..., jax.Array], names: tuple[str, ...]) -> Function:
+    """Of operands: the function's output and, by these names, the gradients of a random sum of it."""
+
+    def run(*operands: jax.Array) -> dict[str, jax.Array]:
+        y, pull = jax.vjp(function, *operands)
+        weights = jax.random.normal(jax.random.key(1), y.shape).astype(y.dtype)
+        return dict(zip(("output", *names), (y, *pull(weights)), strict=True))
+
+    return run
 
 
 def functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Array], Function, Function]:
     """Operands in fp32, and the kernel and its twin as functions of them."""
+    kinds = {"norm": norm_functions, "cross_entropy": cross_entropy_functions}
+    return kinds.get(case.kind, attention_functions)(case, key, interpret)
+
+
+def norm_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Array], Function, Function]:
+    shape, keys = (case.rows, case.queries, case.heads * CHANNELS), jax.random.split(key, 5)
+    shapes = shape, shape, shape[-1:], shape[-1:]
+    operands = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+
+    def kernel(*x: Any) -> jax.Array:
+        states = stirred(shape, *words(keys[4]))
+        options: Any = {"epsilon": 1e-6, "rate": case.rate, "both": True, "interpret": interpret}
+        return jnp.stack(norm.add_norm(x[0], x[1], states, x[2], x[3], **options))
+
+    def twin(*x: Any) -> jax.Array:
+        total = x[0] + dropout(x[1], case.rate, keys[4])
+        return jnp.stack([total, layer_norm(total, x[2], x[3], 1e-6)])
+
+    names = ("x", "branch", "scale", "bias")
+    return operands, with_gradients(kernel, names), with_gradients(twin, names)
+
+
+def cross_entropy_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Array], Function, Function]:
+    keys, places, size = jax.random.split(key, 4), (case.rows, case.queries), case.keys - 47
+    operands = [3 * jax.random.normal(keys[0], (*places, case.keys)), jax.random.normal(keys[1], (case.keys,))]
+    targets, weights = jax.random.randint(keys[2], places, 0, size), jax.random.uniform(keys[3], places)
+    penalties = Penalties(0.1, 1e-4)
+
+    def kernel(logits: jax.Array, bias: jax.Array) -> dict[str, jax.Array]:
+        nll, cost, _, _, gradient = losses.cross_entropy(
+            logits, bias, targets, weights, penalties, vocabulary_size=size, interpret=interpret
+        )
+        return {"nll": nll, "cost": cost, "gradient": gradient}
+
+    def twin(logits: jax.Array, bias: jax.Array) -> dict[str, jax.Array]:
+        evenly = penalties.evenly(size)
+
+        def total(logits: jax.Array) -> Any:
+            wide = (logits.astype(jnp.float32) + bias)[..., :size]
+            normalizer = jax.nn.logsumexp(wide, axis=-1)
+            nll = normalizer - jnp.take_along_axis(wide, targets[..., None], -1)[..., 0]
+            cost = (1 - evenly) * nll + evenly * (normalizer - wide.mean(-1)) + penalties.z_loss * normalizer**2
+            return (weights * cost).sum(), (nll, cost)
+
+        gradient, (nll, cost) = jax.grad(total, has_aux=True)(logits)
+        return {"nll": nll, "cost": cost, "gradient": gradient}
+
+    return operands, kernel, twin
+
+
+def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Array], Function, Function]:
     keys = jax.random.split(key, 12)
     rows, queries, length, heads = case[:4]
 
@@ -79,7 +148,7 @@ def functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Arr
             options: Any = {"causal": causal, "window": window, "rate": case.rate, "dropout_key": keys[11]}
             return attention.attention(x[0], x[1], x[2], documents, documents, **options)[0]
 
-        return qkv, kernel, twin
+        return qkv, with_gradients(kernel, NAMES[:3]), with_gradients(twin, NAMES[:3])
 
     order = jax.vmap(lambda key: jax.random.permutation(key, length))(jax.random.split(keys[3], rows))
     places = jnp.argsort(order, axis=1)[:, :queries] if case.kind == "query" else None
@@ -107,24 +176,19 @@ def functions(case: Case, key: jax.Array, interpret: bool) -> tuple[list[jax.Arr
         options: Any = {"places": places, "segments": segments(*x[6:]), "rate": case.rate, "dropout_key": keys[11]}
         return relative.relative_attention(x[0], x[1], x[2], x[3], x[4], x[5], visibility, **options)[0]
 
-    return operands if case.kind != "causal" else operands[:6], kernel, twin
+    operands = operands if case.kind != "causal" else operands[:6]
+    names = NAMES[: len(operands)]
+    return operands, with_gradients(kernel, names), with_gradients(twin, names)
 
 
 def measure(name: str, case: Case, repeats: int, seed: int, interpret: bool) -> dict[str, Any]:
     """What the module's docstring lists, of one case."""
     operands, kernel, twin = functions(case, jax.random.key(seed), interpret)
-    weights = jax.random.normal(jax.random.key(seed + 1), (*operands[0].shape[:3], CHANNELS))
-
-    def both(function: Function, *x: jax.Array) -> Any:
-        y, pull = jax.vjp(function, *x)
-        return y, pull(weights.astype(y.dtype))
-
     narrow = [x.astype(jnp.bfloat16) for x in operands]
-    exact = jax.jit(partial(both, twin))(*(x.astype(jnp.float32) for x in narrow))
-    sides = [jax.jit(partial(both, function)) for function in (kernel, twin)]
-    names = ["output", "query", "key", "value", "relative", "content_bias", "position_bias", "segment_bias", "segments"]
-    leaves = [jax.tree.leaves(x) for x in (*(side(*narrow) for side in sides), exact)]
-    errors = {name: (error(a, c), error(b, c)) for name, a, b, c in zip(names, *leaves, strict=False)}
+    exact = jax.jit(twin)(*(x.astype(jnp.float32) for x in narrow))
+    sides = [jax.jit(function) for function in (kernel, twin)]
+    ours, theirs = (side(*narrow) for side in sides)
+    errors = {name: (error(ours[name], x), error(theirs[name], x)) for name, x in exact.items()}
     return {
         "case": name,
         "errors": errors,
@@ -160,7 +224,8 @@ def main() -> None:
     for name in options.cases:
         case = CASES[name]
         if options.tiny:
-            case = case._replace(rows=2, heads=2, queries=max(case.queries // 8, 16), keys=case.keys // 8)
+            keys = 768 if case.kind == "cross_entropy" else case.keys // 8
+            case = case._replace(rows=2, heads=2, queries=max(case.queries // 8, 16), keys=keys)
         result = measure(name, case, options.repeats, options.seed, options.tiny)
         failed |= not all(ours < max(LARGEST, 5 * twin) for ours, twin in result["errors"].values())
         print(json.dumps(result), flush=True)

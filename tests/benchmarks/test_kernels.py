@@ -8,6 +8,21 @@ import pytest
 from experiments.benchmarks import kernels
 
 
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [("norm", {"output", "x", "branch", "scale", "bias"}), ("cross_entropy", {"nll", "cost", "gradient"})],
+)
+def test_the_kernels_around_the_products(case, names, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--tiny", "--repeats", "1", "--cases", case])
+    with pytest.raises(SystemExit) as exit:
+        kernels.main()
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert exit.value.code == 0
+    assert errors.keys() == names
+    assert all(ours < 1e-2 for ours, _ in errors.values())
+    assert any(ours > 1e-4 for ours, _ in errors.values())  # bf16 was compared with fp32
+
+
 def test_a_kernel_is_compared_with_its_twin(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py", "--tiny", "--repeats", "1", "--cases", "bert"])
     with pytest.raises(SystemExit) as exit:

@@ -148,3 +148,25 @@ def test_obstacles():
     assert "32769 keys" in flash.obstacle(bf16((1, 16, 1, 8)), bf16((1, 2**15 + 1, 1, 8)))
     assert "256 channels" in flash.obstacle(bf16((1, 16, 1, 256)), bf16((1, 16, 1, 256)))
     assert flash.obstacle(bf16((1, 16, 1, 8)), bf16((1, 16, 1, 8))) == "no kernel for cpu"
+
+
+def test_position_terms_beyond_float16_stay_finite():
+    """Scores of 2e5 before they are scaled, as a diverging run has them: like the twin's, in bf16."""
+    operands = [100 * normal(n, 1, 16, 1, 64) for n in range(3)]
+    relative_keys, bias = 100 * normal(3, 16, 1, 64), jnp.zeros((1, 64))
+    operands = [x.astype(jnp.bfloat16) for x in (*operands, relative_keys)]
+    own, ranks = jnp.ones((1, 16), jnp.int32), jnp.arange(16)[None]
+    visibility = Visibility(own, own, ranks, ranks * 0, ranks)
+
+    def ours(query, key, value, distances):
+        position = flash.Position(distances, bias, bias, None, None)
+        return flash.relative_attention(query, key, value, position, visibility, None, 0.0, None, interpret=True)
+
+    def twin(*x):
+        return relative.relative_attention(*x, bias, bias, visibility)[0]
+
+    products = jnp.einsum("bthc,phc->bhtp", operands[0], operands[3], preferred_element_type=jnp.float32)
+    assert jnp.abs(products).max() > 65_504
+    for run in (ours, lambda *x: jax.grad(lambda *x: ours(*x).astype(jnp.float32).sum(), (0, 1, 2, 3))(*x)):
+        assert all(np.isfinite(np.asarray(x, np.float32)).all() for x in jax.tree.leaves(jax.jit(run)(*operands)))
+    np.testing.assert_array_equal(jax.jit(ours)(*operands), jax.jit(twin)(*operands))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from ctx_jax.contract import Penalties
-from ctx_jax.kernels import flash, norm, vocabulary
+from ctx_jax.kernels import flash, losses, norm
 from ctx_jax.layers.masks import Visibility
 
 TRIED = ("0.10", "0.11")
@@ -71,6 +71,22 @@ def test_attention_lowers_to_triton(places):
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+def test_plain_attention_lowers_to_triton():
+    def gradient(query, key, value, documents):
+        ranks = jnp.arange(documents.shape[1])[None]
+        visibility = Visibility(documents, documents, ranks, ranks * 0, ranks)
+
+        def loss(*x):
+            return flash.attention(*x, visibility, 0.1, jax.random.key(0)).sum()
+
+        return jax.grad(loss, (0, 1, 2))(query, key, value)
+
+    text = lowered(gradient, *(shape(2, 100, 2, 24) for _ in range(3)), shape(2, 100, dtype=jnp.int32))
+    for kernel in ("forward_kernel", "key_kernel", "query_kernel"):
+        assert text.count(f'name = "{kernel}"') == 1
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_norm_lowers_to_triton():
     def gradient(x, branch, states, scale, bias):
         def loss(*operands):
@@ -88,7 +104,7 @@ def test_norm_lowers_to_triton():
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_cross_entropy_lowers_to_triton():
     text = lowered(
-        partial(vocabulary.cross_entropy, penalties=Penalties(0.1, 0.01), vocabulary_size=5000),
+        partial(losses.cross_entropy, penalties=Penalties(0.1, 0.01), vocabulary_size=5000),
         shape(3, 5120),
         shape(5120, dtype=jnp.float32),
         shape(3, dtype=jnp.int32),

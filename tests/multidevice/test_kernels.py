@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.kernels import flash, norm, tiles, vocabulary
+from ctx_jax.kernels import flash, losses, norm, tiles
 from ctx_jax.layers.dropout import stirred, words
 from ctx_jax.layers.masks import Visibility
 from ctx_jax.parallel.mesh import Mesh
@@ -61,13 +61,13 @@ def test_norm_is_the_same_on_eight_devices():
 
 
 def test_cross_entropy_is_the_same_on_eight_devices(monkeypatch):
-    monkeypatch.setattr(vocabulary, "WIDTH", 16)
+    monkeypatch.setattr(losses, "WIDTH", 16)
     logits, bias = jax.random.normal(jax.random.key(0), (B, T, 40)), jax.random.normal(jax.random.key(1), (40,))
     targets = jax.random.randint(jax.random.key(2), (B, T), 0, 37)
 
     def run(logits, bias):
         weights = jnp.ones((B, T))
-        return vocabulary.cross_entropy(logits, bias, targets, weights, vocabulary_size=37, interpret=True)
+        return losses.cross_entropy(logits, bias, targets, weights, vocabulary_size=37, interpret=True)
 
     agree(run, logits, bias)
 
@@ -75,10 +75,10 @@ def test_cross_entropy_is_the_same_on_eight_devices(monkeypatch):
 def test_sizes_are_those_of_a_device():
     mesh = Mesh(data=4, fsdp=2).build(jax.devices())
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        for obstacle in (norm.obstacle, vocabulary.obstacle):
+        for obstacle in (norm.obstacle, losses.obstacle):
             x = jax.ShapeDtypeStruct((8, 2**17, 2**12), jnp.bfloat16)  # 2**32 values, 2**29 on each
             assert obstacle(x) == "no kernel for cpu"
             x = jax.ShapeDtypeStruct((8, 2**19, 2**12), jnp.bfloat16)
             assert f"{2**31} " in obstacle(x)
     with jax.sharding.use_abstract_mesh(Mesh(tensor=8).build(jax.devices()).abstract_mesh):
-        assert vocabulary.obstacle(x) == "the vocabulary is split over 8 devices"
+        assert losses.obstacle(x) == "the vocabulary is split over 8 devices"

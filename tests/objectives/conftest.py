@@ -76,7 +76,7 @@ class TableModel:
     ) -> TokenScores:
         log_probabilities, log_normalizer = jax.nn.log_softmax(hidden), jax.nn.logsumexp(hidden, axis=-1)
         nll = -jnp.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-        e, c = penalties
+        e, c = penalties.evenly(hidden.shape[-1]), penalties.z_loss
         cost = (1 - e) * nll - e * log_probabilities.mean(-1) + c * log_normalizer**2
         return TokenScores((weights * cost).sum(), nll, log_normalizer, hidden.argmax(-1))
 

@@ -6,7 +6,6 @@ the second time while they are still in the cache, and leaves the gradient in th
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax import kernels
 from ctx_jax.contract import NO_PENALTIES, Penalties
+from ctx_jax.kernels.tiles import LOG2E
 from ctx_jax.parallel.sharding import over_rows
 
 WIDTH = 2048
@@ -25,8 +25,6 @@ WARPS = 8
 """Warps of a program."""
 LOWEST = -1e30
 """Where a running maximum starts."""
-LOG2E = math.log2(math.e)
-"""For powers of two: an exponential takes many instructions, a power of two one."""
 
 
 def obstacle(logits: jax.Array) -> str | None:
@@ -38,14 +36,13 @@ def obstacle(logits: jax.Array) -> str | None:
     return kernels.obstacle(logits, ("batch",))
 
 
-def kernel(
+def cross_entropy_kernel(
     logits, bias, targets, weights, nll, cost, normalizer, prediction, gradient, *, size: int, penalties: Penalties
 ) -> None:  # fmt: skip
     """logits and gradient [N, Vpad] are one array; bias [Vpad] or (); the others [N]."""
     row = pl.program_id(0)
-    padded, (label_smoothing, z_loss) = logits.shape[1], penalties
+    padded, evenly, z_loss = logits.shape[1], penalties.evenly(size), penalties.z_loss
     lanes = jnp.arange(WIDTH, dtype=jnp.int32)
-
     whole, steps = size // WIDTH, -(-padded // WIDTH)
 
     def load(n: Any, last: bool) -> tuple[jax.Array, jax.Array]:
@@ -70,12 +67,12 @@ def kernel(
         higher = x > largest
         shrink = jnp.exp2(jnp.abs(x - largest) * -LOG2E)
         total = jnp.where(higher, total * shrink + 1.0, total + shrink)
-        if label_smoothing:
+        if evenly:
             plain += jnp.where(column < size, x, 0.0) if last else x
         return jnp.where(higher, x, largest), jnp.where(higher, column, best), total, plain
 
     zeros = jnp.zeros(WIDTH, jnp.float32)
-    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if label_smoothing else ()
+    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if evenly else ()
     largest, best, total, plain = go(look, start)
     top = largest.max()
     normal = (total * jnp.exp2((largest - top) * LOG2E)).sum()
@@ -87,8 +84,8 @@ def kernel(
         logit += bias[at]
     penalized = log_normalizer - logit
     nll[row] = penalized
-    if label_smoothing:
-        penalized += label_smoothing * (logit - plain.sum() / size)
+    if evenly:
+        penalized += evenly * (logit - plain.sum() / size)
     if z_loss:
         penalized += z_loss * log_normalizer * log_normalizer
     cost[row] = penalized
@@ -101,9 +98,9 @@ def kernel(
     def write(n: Any, carry: Any, last: bool) -> Any:
         column, x = load(n, last)
         probabilities = jnp.exp2((x - top) * LOG2E) * slope
-        by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - label_smoothing, 0.0))
-        if label_smoothing:
-            spread = weight * (label_smoothing / size)
+        by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - evenly, 0.0))
+        if evenly:
+            spread = weight * (evenly / size)
             by_logits -= jnp.where(column < size, spread, 0.0) if last else spread
         by_logits = jnp.where(weight != 0.0, by_logits, 0.0).astype(gradient.dtype)
         plgpu.store(gradient.at[row, column], by_logits, mask=column < padded if last else None)
@@ -133,13 +130,13 @@ def cross_entropy(
         flat = logits.reshape(-1, padded)
         best, own = jax.ShapeDtypeStruct(each.shape, jnp.int32), jax.ShapeDtypeStruct(flat.shape, flat.dtype)
         results = pl.pallas_call(
-            partial(kernel, size=vocabulary_size, penalties=penalties),
+            partial(cross_entropy_kernel, size=vocabulary_size, penalties=penalties),
             grid=(targets.size,),
             out_shape=[each, each, each, best, own],
             interpret=interpret,
             compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=1),
             input_output_aliases={0: 4},
-            name="cross_entropy_kernel",
+            name=cross_entropy_kernel.__name__,
         )(flat, () if bias is None else bias, targets.reshape(-1), weights.reshape(-1))
         return *(x.reshape(lead) for x in results[:4]), results[4].reshape(logits.shape)
 

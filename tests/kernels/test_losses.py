@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Penalties
-from ctx_jax.kernels import vocabulary
+from ctx_jax.kernels import losses
 
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    monkeypatch.setattr(vocabulary, "WIDTH", 16)
+    monkeypatch.setattr(losses, "WIDTH", 16)
 
 
 @pytest.mark.parametrize("penalties", [Penalties(), Penalties(0.1), Penalties(0.0, 0.01), Penalties(0.2, 0.05)])
@@ -26,7 +26,7 @@ def test_values_and_gradient(biased, penalties):
     bias = rng.normal(size=padded) if biased else np.zeros(padded)
     targets = rng.integers(0, size, (2, 3))
     weights = np.array([[0.5, 0.0, 1.0], [2.0, 1.0, 1.0]])
-    results = vocabulary.cross_entropy(
+    results = losses.cross_entropy(
         jnp.asarray(logits, jnp.float32),
         jnp.asarray(bias, jnp.float32) if biased else None,
         jnp.asarray(targets, jnp.int32),
@@ -43,7 +43,8 @@ def test_values_and_gradient(biased, penalties):
     picked = np.take_along_axis(full, targets[..., None], -1)[..., 0]
     np.testing.assert_allclose(nll[real], (wanted - picked)[real], rtol=1e-5)
     np.testing.assert_array_equal(prediction[real], full.argmax(-1)[real])
-    spread = (1 - penalties.label_smoothing) * np.eye(size)[targets] + penalties.label_smoothing / size
+    others = penalties.label_smoothing / (size - 1)
+    spread = np.where(np.eye(size)[targets] == 1, 1 - penalties.label_smoothing, others)
     penalized = wanted - (spread * full).sum(-1) + penalties.z_loss * wanted**2
     np.testing.assert_allclose(cost[real], penalized[real], rtol=1e-5)
     slope = 1 + 2 * penalties.z_loss * wanted[..., None]
@@ -56,7 +57,7 @@ def test_values_and_gradient(biased, penalties):
 def test_of_equal_logits_the_first_is_predicted():
     logits = jnp.zeros((1, 40)).at[0, jnp.array([5, 23, 37])].set(3.0)
     zeros = jnp.zeros(1)
-    results = vocabulary.cross_entropy(logits, None, zeros.astype(jnp.int32), zeros, vocabulary_size=40, interpret=True)
+    results = losses.cross_entropy(logits, None, zeros.astype(jnp.int32), zeros, vocabulary_size=40, interpret=True)
     assert results[3].tolist() == [5]
     assert not results[4].any()
 
@@ -64,9 +65,7 @@ def test_of_equal_logits_the_first_is_predicted():
 def test_large_logits_leave_exact_probabilities():
     logits = 1e4 + np.random.default_rng(1).normal(size=(3, 40)).astype(np.float32)
     targets, weights = jnp.array([3, 7, 39]), jnp.ones(3)
-    gradient = vocabulary.cross_entropy(
-        jnp.asarray(logits), None, targets, weights, vocabulary_size=40, interpret=True
-    )[4]
+    gradient = losses.cross_entropy(jnp.asarray(logits), None, targets, weights, vocabulary_size=40, interpret=True)[4]
     powers = np.exp(logits.astype(np.float64) - 1e4)
     wanted = powers / powers.sum(-1, keepdims=True) - np.eye(40)[np.array(targets)]
     np.testing.assert_allclose(gradient, wanted, atol=1e-6)
