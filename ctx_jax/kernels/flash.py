@@ -10,6 +10,7 @@ All blocks of a row that no query sees are skipped: those after a causal query, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
 from ctx_jax.kernels import tiles
-from ctx_jax.kernels.tiles import NOTHING, Facts, Fused, Given, Settings
+from ctx_jax.kernels.tiles import NOTHING, Facts, Fused, Given, Part, Segment, Settings
 from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.parallel.sharding import RULES
@@ -99,32 +100,15 @@ def relative_attention(
 ) -> jax.Array:
     """What `layers.relative.relative_attention` returns first, over the current mesh: rows and heads are split, as
     everywhere, and nothing is moved."""
-    rows, queries, heads, _ = query.shape
-    keys = key.shape[1]
+    rows, queries = query.shape[:2]
     relative = position.relative if position.relative.ndim == 4 else position.relative[None]
     direction = jnp.zeros(rows, jnp.int32) if position.direction is None else position.direction
-    content, turned = (query + bias.astype(query.dtype) for bias in (position.content_bias, position.position_bias))
-    if position.places is None:
-        term: Fused | Given = Fused(turned, relative, direction)
-    else:
-        distances = keys - 1 + -(-keys // tiles.BLOCK) * tiles.BLOCK
-        relative = padded(relative, 1, max(relative.shape[1], -(-distances // tiles.BLOCK) * tiles.BLOCK))
-        turned = padded(turned, 1, -(-queries // tiles.BLOCK) * tiles.BLOCK)
-        if len(relative) > 1:  # one product for all directions, of which each row has one
-            goes = jax.nn.one_hot(direction, len(relative), dtype=turned.dtype)
-            turned = jnp.einsum("bthc,bn->bthnc", turned, goes).reshape(*turned.shape[:3], -1)
-        relative = relative.transpose(1, 2, 0, 3).reshape(relative.shape[1], heads, -1)
-        scores = jnp.einsum("bthc,phc->hbtp", turned, relative)
-        term = Given(scores, keys - 1 - position.places)
-    gate, query_segments, key_segments = None, jnp.zeros((rows, queries), jnp.int32), jnp.zeros((rows, keys), jnp.int32)
+    term = Position(relative, position.content_bias, position.position_bias, direction, position.places)
+    gate, sides = None, (jnp.zeros((rows, queries), jnp.int32), jnp.zeros(key.shape[:2], jnp.int32))
     if segments is not None:
         # softmax does not see what all keys of a query have in common
-        same = segments.embedding[0] - segments.embedding[1]
-        gate = ((query + segments.bias.astype(query.dtype)).astype(jnp.float32) * same).sum(-1).swapaxes(1, 2)
-        query_segments, key_segments = segments.query, segments.key
-
-    sides = query_segments, key_segments
-    return over_mesh(content, key, value, term, gate, visibility, sides, rate, dropout_key, interpret)
+        gate, sides = Gate(segments.bias, segments.embedding[0] - segments.embedding[1]), (segments.query, segments.key)
+    return over_mesh(query, key, value, term, gate, visibility, sides, rate, dropout_key, interpret)
 
 
 def attention(
@@ -142,12 +126,21 @@ def attention(
     return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, interpret)
 
 
+class Gate(NamedTuple):
+    """What the segment term needs, [H, C] each."""
+
+    bias: jax.Array
+    """w"""
+    same: jax.Array
+    """What a key of the query's segment has more than another."""
+
+
 def over_mesh(
-    content: jax.Array,
+    query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    term: Fused | Given | None,
-    gate: jax.Array | None,
+    position: Position | None,
+    gate: Gate | None,
     visibility: Visibility,
     segments: tuple[jax.Array, jax.Array],
     rate: float,
@@ -155,7 +148,7 @@ def over_mesh(
     interpret: bool,
 ) -> jax.Array:
     """`attend` on each device's rows and heads; nothing is moved. `segments` are those of queries and keys."""
-    rows, queries, heads, _ = content.shape
+    rows, queries, heads, _ = query.shape
     code, lowest, highest = codes(visibility)
     sees = lowest <= highest
     lowest, reach = jnp.where(sees, lowest, NOTHING), jnp.where(sees, highest - lowest, 0)
@@ -170,74 +163,68 @@ def over_mesh(
     run = partial(attend, rate=rate, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return run(content, key, value, term, gate, facts)
+        return run(query, key, value, position, gate, facts)
     batch, head = RULES["batch"], RULES["heads"]
-    array, scores, row = P(batch, None, head), P(batch, head), P(batch)
-    terms: Any = None
-    if term is not None:
-        terms = (
-            Fused._make((array, P(None, None, head), row))
-            if isinstance(term, Fused)
-            else Given._make((P(head, batch), row))
-        )
+    array, by_head, row = P(batch, None, head), P(head), P(batch)
+    term: Any = None
+    if position is not None:
+        places = None if position.places is None else row
+        term = Position._make((P(None, None, head), by_head, by_head, row, places))
     specs = (
         array,
         array,
         array,
-        terms,
-        None if gate is None else scores,
-        Facts._make((row, row, *((scores, P()) if rate else (None, None)))),
+        term,
+        None if gate is None else Gate._make((by_head, by_head)),
+        Facts._make((row, row, *((P(batch, head), P()) if rate else (None, None)))),
     )
     split = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=array, check_vma=False)
-    return split(content, key, value, term, gate, facts)
+    return split(query, key, value, position, gate, facts)
 
 
 def attend(
-    content: jax.Array,
+    query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    position: Fused | Given | None,
-    gate: jax.Array | None,
+    position: Position | None,
+    gate: Gate | None,
     facts: Facts,
     *,
     rate: float = 0.0,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of content queries [B, T, H, C] (with their bias) to key and value [B, S, H, C] -> [B, T, H, C].
-
-    `position` has its queries undivided. `gate` [B, H, T] fp32 is added to the products with the keys of a query's own
-    segment. Any sizes: what the kernels need longer is padded. `interpret` runs them anywhere, slowly.
-    """
-    rows, queries, heads, channels = content.shape
-    keys = key.shape[1]
-    t, s = (-(-size // tiles.BLOCK) * tiles.BLOCK for size in (queries, keys))
+    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes. `facts` are those
+    of queries and keys alone, without what fills up their blocks. `interpret` runs the kernels anywhere, slowly."""
+    queries, keys, channels = query.shape[1], key.shape[1], query.shape[-1]
+    given = 0 if position is None or position.places is None else position.places.shape[1]
+    last = Part(0, queries - given, term="" if position is None else "fused")
+    parts = [part for part in (last, Part(queries - given, given, last.end, "given")) if part.count]
+    settings = Settings(channels**-0.5, rate, tuple(parts), Part(0, keys), gate is not None, interpret)
+    facts = Facts(
+        in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
+        in_blocks(facts.key, [settings.keys], -1),
+        None if facts.states is None else in_blocks(facts.states, parts),
+        None if facts.columns is None else in_blocks(facts.columns, [settings.keys]),
+    )
+    # the width of a tile is a power of two
     c = max(16, 1 << (channels - 1).bit_length())
-
-    def wide(x: jax.Array, length: int) -> jax.Array:
-        return padded(padded(x, -1, c), -3, length)
-
-    query_facts = padded(facts.query, -1, t).at[:, 0, queries:].set(NOTHING)
-    key_facts = padded(facts.key, -1, s, -1)
-    if isinstance(position, Fused):
-        # Row i of the padded queries meets key j at distance t - 1 - i + j. No further than what is seen is needed, and
-        # the other half of its last tile.
-        front = t - queries
-        count = min(t + s, -(-(front + position.relative.shape[1]) // tiles.BLOCK) * tiles.BLOCK + tiles.BLOCK)
-        relative = jnp.pad(position.relative, ((0, 0), (front, 0), (0, 0), (0, 0)))[:, :count]
-        position = Fused(wide(position.query / tiles.UNIT, t), wide(relative, count), position.direction)
-    elif isinstance(position, Given):
-        position = Given(padded(position.scores, 2, t), padded(position.offsets, -1, t))
-    settings = Settings(channels**-0.5, rate, gate is not None, interpret)
-    gate = jnp.zeros((rows, heads, t), jnp.float32) if gate is None else padded(gate, -1, t)
-    states, columns = (x if x is None else padded(x, -1, n) for x, n in ((facts.states, t), (facts.columns, s)))
-    facts = Facts(query_facts, key_facts, states, columns)
-    out = _attend(wide(content, t), wide(key, s), wide(value, s), position, gate, facts, settings)
-    return out[:, :queries, :, :channels]
+    query, key, value, position, gate = jax.tree.map(
+        lambda x: padded(x, -1, c) if jnp.issubdtype(x.dtype, jnp.inexact) else x, (query, key, value, position, gate)
+    )
+    return _attend(query, key, value, position, gate, facts, settings)[..., :channels]
 
 
-def bounds(facts: Facts) -> tuple[jax.Array, jax.Array, jax.Array]:
+def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
+    """[..., places] -> [..., blocks]: with each part's last block filled up."""
+    pieces = [x[..., part.first : part.first + part.count] for part in parts]
+    sizes = [(part.end - part.block) * tiles.BLOCK for part in parts]
+    return jnp.concatenate([padded(piece, -1, n, value) for piece, n in zip(pieces, sizes, strict=True)], -1)
+
+
+def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, jax.Array]:
     """For each block of queries the first block of keys that it meets and the one after the last, [B, T / BLOCK, 2],
-    and for each block of keys the blocks of queries that meet it: all that see each other, and what lies between.
+    and for each block of keys the blocks of each part's queries that meet it, [B, S / BLOCK, 2 parts]: all that see
+    each other, and what lies between.
 
     Also [B, T / BLOCK, S / BLOCK] int32, 1 where all of a block of queries see all of a block of keys.
     """
@@ -253,28 +240,24 @@ def bounds(facts: Facts) -> tuple[jax.Array, jax.Array, jax.Array]:
     sees = extreme(lowest, real, True)[:, :, None] <= extreme(code, key_real, False)[:, None, :]
     sees &= extreme(highest, real, False)[:, :, None] >= extreme(code, key_real, True)[:, None, :]
 
-    def ends(sees: jax.Array) -> jax.Array:
+    def ends(sees: jax.Array, first: int = 0) -> jax.Array:
         end = jnp.where(sees.any(-1), sees.shape[-1] - jnp.argmax(sees[..., ::-1], -1), 0)
-        return jnp.stack([jnp.argmax(sees, -1), end], -1).astype(jnp.int32)
+        return first + jnp.stack([jnp.argmax(sees, -1), end], -1).astype(jnp.int32)
 
     blocks = ends(sees)
     j = jnp.arange(sees.shape[2])
-    met = (blocks[..., :1] <= j) & (j < blocks[..., 1:])
+    met = ((blocks[..., :1] <= j) & (j < blocks[..., 1:])).swapaxes(1, 2)
+    of_keys = jnp.concatenate([ends(met[..., part.block : part.end], part.block) for part in parts], -1)
     whole = extreme(lowest, every, False)[:, :, None] <= extreme(code, key_every, True)[:, None, :]
     whole &= extreme(highest, every, True)[:, :, None] >= extreme(code, key_every, False)[:, None, :]
-    return blocks, ends(met.swapaxes(1, 2)), whole.astype(jnp.int32)
-
-
-def refs(position: Fused | Given | None) -> tuple[jax.Array, ...]:
-    """What a kernel reads of the position term."""
-    return () if position is None else tuple(position)
+    return blocks, of_keys, whole.astype(jnp.int32)
 
 
 def call(
     kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any], stages: int = 3
 ) -> list[jax.Array]:
     """Runs a program for each (block, head, row). Where the last operand is `position_kernel`'s zeros, its
-    third output begins as that."""
+    last output begins as that."""
     begun = kernel is tiles.position_kernel and not isinstance(operands[-1], tuple)
     return pl.pallas_call(
         partial(kernel, settings=settings),
@@ -282,7 +265,7 @@ def call(
         out_shape=outputs,
         interpret=settings.interpret,
         compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=stages),
-        input_output_aliases={len(jax.tree.leaves(operands)) - 1: 2} if begun else {},
+        input_output_aliases={len(jax.tree.leaves(operands)) - 1: len(outputs) - 1} if begun else {},
         name=kernel.__name__,
     )(*operands)
 
@@ -291,53 +274,135 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def _forward(content: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings) -> Any:
-    blocks, _, whole = bounds(facts)
-    rows, heads, _ = gate.shape
-    out, normalizer = call(
-        tiles.forward_kernel, (blocks.shape[1], heads, rows), settings, content, key, value, refs(position), gate,
-        (*facts, whole), blocks, outputs=[like(content), like(gate)],
+class Terms(NamedTuple):
+    """What the kernels read of the queries; () = there is no such term."""
+
+    content: jax.Array
+    """[B, T, H, C]: those of the content term. The others' differ by a vector for each head."""
+    fused: Fused | tuple[()]
+    given: Given | tuple[()]
+    segment: Segment | tuple[()]
+    turned: jax.Array | tuple[()]
+    """[B, T, H, C]: the position term's queries of `given`."""
+
+
+def terms(query: jax.Array, position: Position | None, gate: Gate | None, settings: Settings) -> Terms:
+    if position is None:
+        return Terms(query, (), (), (), ())
+    narrow = position.content_bias.astype(query.dtype)
+    # with heads and channels as one axis, so that the product that gives the queries adds the bias itself
+    content = (query.reshape(*query.shape[:2], -1) + narrow.reshape(-1)).reshape(query.shape)
+    bias = narrow.astype(jnp.float32)
+    fused: Any = ()
+    given: Any = ()
+    turned: Any = ()
+    shift = position.position_bias.astype(jnp.float32) - bias
+    for part in settings.queries:
+        if part.term == "fused":
+            fused = Fused(shift, position.relative, position.direction)
+        else:
+            turned = (content[:, part.first :] + shift).astype(query.dtype)
+            offsets = padded(settings.keys.count - 1 - position.places, -1, part.blocks * tiles.BLOCK)
+            given = Given(products(turned, position.relative, position.direction, part, settings.keys), offsets)
+    segment: Any = ()
+    if gate is not None:
+        segment = Segment(gate.bias.astype(jnp.float32) - bias, gate.same.astype(jnp.float32))
+    return Terms(content, fused, given, segment, turned)
+
+
+def products(query: jax.Array, relative: jax.Array, direction: jax.Array, part: Part, keys: Part) -> jax.Array:
+    """Queries of the position term [B, T, H, C] with the keys of all distances [N, P, H, C]: [H, B, T, P], with queries
+    up to whole blocks, and distances up to those of a first query from whole blocks of keys."""
+    query = padded(query, 1, part.blocks * tiles.BLOCK)
+    reach = keys.count - 1 + keys.blocks * tiles.BLOCK
+    relative = padded(relative, 1, max(relative.shape[1], -(-reach // tiles.BLOCK) * tiles.BLOCK))
+    if len(relative) > 1:  # one product for all directions, of which each row has one
+        goes = jax.nn.one_hot(direction, len(relative), dtype=query.dtype)
+        query = jnp.einsum("bthc,bn->bthnc", query, goes).reshape(*query.shape[:3], -1)
+    relative = relative.transpose(1, 2, 0, 3).reshape(*relative.shape[1:3], -1)
+    return jnp.einsum("bthc,phc->hbtp", query, relative)
+
+
+def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings) -> Any:
+    operands = terms(query, position, gate, settings)
+    content, fused, given, segment, _ = operands
+    blocks, _, whole = bounds(facts, settings.queries)
+    rows, count, heads = len(blocks), blocks.shape[1], query.shape[2]
+    of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
+    out, *known = call(
+        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, fused, given, segment,
+        (*facts, whole), blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
-    return out, (content, key, value, position, gate, facts, out, normalizer)
+    return out, (operands, key, value, position, gate, facts, out, known)
 
 
 def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
-    content, key, value, position, gate, facts, out, normalizer = residuals
-    fused = isinstance(position, Fused)
+    (content, fused, given, segment, turned), key, value, position, gate, facts, out, (normalizer, *gates) = residuals
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
-    blocks, key_blocks, whole = bounds(facts)
-    known, rest = (*facts, whole), (gradient, normalizer, delta)
-    rows, heads, _ = gate.shape
+    blocks, key_blocks, whole = bounds(facts, settings.queries)
+    known, rest = (*facts, whole), (gradient, normalizer, in_blocks(delta, settings.queries))
+    rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
-    outputs = [like(key), like(value)]
+    outputs, scores, last = [like(key), like(value)], (), settings.queries[0]
     if position is not None:
-        outputs.append(jax.ShapeDtypeStruct((heads, rows, content.shape[1], key.shape[1]), content.dtype))
+        outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))
+    if fused:
+        pairs = jax.ShapeDtypeStruct(
+            (heads, rows, last.blocks * tiles.BLOCK, outputs[2].shape[-1]), tiles.narrow(content.dtype)
+        )
+        queries = jax.ShapeDtypeStruct((rows, pairs.shape[2], *content.shape[2:]), content.dtype)
+        scores, distant = call(
+            tiles.scores_kernel, (last.blocks, heads, rows), settings, content, fused, known, blocks,
+            outputs=[pairs, queries],
+        )  # fmt: skip
     by_key, by_value, *by_pairs = call(
-        tiles.key_kernel, by_key_block, settings, content, key, value, refs(position), gate, known, key_blocks, *rest,
-        outputs=outputs, stages=2 if fused else 3,  # more would leave room for one program alone
+        tiles.key_kernel, by_key_block, settings, content, key, value, scores, given, *(gates or [()]), known,
+        key_blocks, *rest, outputs=outputs,
     )  # fmt: skip
     if position is None:
         [by_content] = call(
-            tiles.query_kernel, by_query_block, settings, content, key, value, gate, known, blocks, *rest,
+            tiles.query_kernel, by_query_block, settings, content, key, value, known, blocks, *rest,
             outputs=[like(content)],
         )  # fmt: skip
-        return by_content, by_key, by_value, None, jnp.zeros_like(gate), None
-    given = isinstance(position, Given)
-    zeros: Any = jnp.zeros_like(position.scores) if given else ()  # the kernel writes only what is seen
-    by_content, by_gate, by_term = call(
-        tiles.position_kernel, by_query_block, settings, key, refs(position), known, blocks, *by_pairs, zeros,
-        outputs=[like(content), like(gate), like(position.scores if given else content)],
+        return by_content, by_key, by_value, None, None, None
+    sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
+    zeros: Any = jnp.zeros_like(given.scores) if given else ()  # the kernel writes only what is seen
+    by_query, by_gate, sums, *by_given = call(
+        tiles.position_kernel, by_query_block, settings, content, key, fused, given, segment, known, blocks, *by_pairs,
+        zeros, outputs=[like(content), like(normalizer), sums, *([like(given.scores)] if given else [])],
     )  # fmt: skip
+    by_bias, by_relative = jnp.zeros(content.shape[2:], jnp.float32), jnp.zeros(position.relative.shape, jnp.float32)
+    if fused:
+        by_bias += sums[:, : last.blocks, 1].sum((0, 1))
+        count, groups = position.relative.shape[1], min(rows, GROUPS)
+        front = last.blocks * tiles.BLOCK - last.count
+        distances = min(-(-(front + count) // tiles.BLOCK), last.blocks + whole.shape[2])
+        shape = len(position.relative), distances * tiles.BLOCK, *position.relative.shape[2:]
+        [by_distance] = call(
+            tiles.relative_kernel, (distances, heads, groups * shape[0]), settings, distant, position.direction, known,
+            blocks, *by_pairs, outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
+        )  # fmt: skip
+        by_relative += padded(by_distance.sum(0)[:, front : front + count], 1, count)
     if given:
-        return by_content, by_key, by_value, Given._make((by_term, None)), by_gate, None
-    directions, distances, groups = *position.relative.shape[:2], min(rows, GROUPS)
-    sums = jax.ShapeDtypeStruct((groups, *position.relative.shape), jnp.float32)
-    [by_relative] = call(
-        tiles.relative_kernel, (distances // tiles.BLOCK, heads, groups * directions), settings, position.query,
-        position.direction, known, blocks, *by_pairs, outputs=[sums],
-    )  # fmt: skip
-    by_relative = by_relative.sum(0).astype(position.relative.dtype)
-    return by_content, by_key, by_value, Fused._make((by_term, by_relative, None)), by_gate, None
+        part = settings.queries[-1]
+        _, pull = jax.vjp(lambda *x: products(*x, position.direction, part, settings.keys), turned, position.relative)
+        by_turned, by_distances = pull(by_given[0])
+        by_query = by_query.at[:, part.first :].add(by_turned)
+        by_bias += by_turned.astype(jnp.float32).sum((0, 1))
+        by_relative += by_distances
+    by_position = Position(
+        by_relative.astype(position.relative.dtype),
+        sums[:, :, 0].sum((0, 1)).astype(position.content_bias.dtype),
+        by_bias.astype(position.position_bias.dtype),
+        None,
+        None,
+    )
+    if gate is None:
+        return by_query, by_key, by_value, by_position, None, None
+    total = by_gate.sum((0, 2))[:, None]
+    by_same = sums[:, :, 2].sum((0, 1)) + segment.shift * total
+    by_segment = Gate((segment.same * total).astype(gate.bias.dtype), by_same.astype(gate.same.dtype))
+    return by_query, by_key, by_value, by_position, by_segment, None
 
 
 _attend: Any = jax.custom_vjp(lambda *operands: _forward(*operands)[0], nondiff_argnums=(6,))

@@ -56,16 +56,19 @@ def shift(scores: jax.Array, keys: int) -> jax.Array:
 def position_scores(query: jax.Array, relative: jax.Array, keys: int, places: jax.Array | None = None) -> jax.Array:
     """q_i r_{i-j} for every key j: query [B, T, H, C], relative [P, H, C] (or [B, P, H, C]) -> [B, H, T, S].
 
-    `relative` goes by descending distance from S - 1 on. The queries are the last T of the S places, or stand at
-    `places` [B, T]; P must then reach the distance of the first place from the last key.
+    `relative` goes by descending distance from S - 1 on. The last queries stand at `places` [B, K], of which P must
+    reach the distance of the first from the last key; those before, all if `places` is None, are the last of the S
+    places.
     """
     wide = jnp.promote_types(query.dtype, jnp.float32)
     rows = "b" if relative.ndim == 4 else ""
     scores = jnp.einsum(f"bthc,{rows}phc->bhtp", query, relative, preferred_element_type=wide)
     if places is None:
         return shift(scores, keys)
+    last = query.shape[1] - places.shape[1]
     slices = jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, keys, axis=-1), (1, 0), 1)
-    return jax.vmap(slices)(scores, keys - 1 - places)
+    placed = jax.vmap(slices)(scores[:, :, last:], keys - 1 - places)
+    return jnp.concatenate([shift(scores[:, :, :last], keys), placed], axis=2) if last else placed
 
 
 def relative_attention(
@@ -87,8 +90,9 @@ def relative_attention(
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C].
 
     relative [P, H, C] by descending distance from S - 1 on (`distances`), or [N, P, H, C], where row b goes by
-    `direction[b]`; content_bias u and position_bias v [H, C]. The queries are the last T of the S places or stand at
-    `places` [B, T]. `rate` is the dropout on the probabilities. A query that sees nothing gives 0.
+    `direction[b]`; content_bias u and position_bias v [H, C]. The last K queries stand at `places` [B, K], those before
+    (all if it is None) are the last of the S places. `rate` is the dropout on the probabilities. A query that sees
+    nothing gives 0.
 
     Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
     does the work where there is one.

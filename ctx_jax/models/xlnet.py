@@ -117,32 +117,28 @@ class XLNetConfig:
         return XLNet(self)
 
 
-class Stream(NamedTuple):
-    """What distinguishes the queries of one stream."""
-
-    visibility: Visibility
-    segments: tuple[jax.Array, jax.Array] | None
-    """Those of the queries and of the keys; None = all alike."""
-    places: jax.Array | None
-    """Where the queries stand among the keys, [B, K]; None = they are the last."""
-
-
 class Shared(NamedTuple):
-    """What all layers see alike."""
+    """What all layers see alike. The queries are the content stream's, then those of the query stream."""
 
     relative: jax.Array
     """[1, P, D], or [2, P, D] with `reversed`: encoded distances, and those of rows that are read backwards."""
     reversed: jax.Array | None
     """[B] bool"""
-    content: Stream
-    query: Stream | None
+    content: int
+    """Positions of the content stream."""
+    visibility: Visibility
+    segments: tuple[jax.Array, jax.Array] | None
+    """Those of the queries and of the keys; None = all alike."""
+    places: jax.Array | None
+    """Where the last queries stand among the keys, [B, K]; those before are the last of them."""
     slot: jax.Array | int
     """Place of the first content query among the keys."""
     collect: tuple[str, ...]
 
 
 class Layer(nn.Module):
-    """Relative attention over memory and window, and a feed-forward network, for both streams; post-LN."""
+    """Relative attention over memory and window, and a feed-forward network; post-LN. Both streams go through it as one
+    sequence, for they differ only in what they see."""
 
     config: XLNetConfig
 
@@ -154,17 +150,13 @@ class Layer(nn.Module):
         self.feed_forward_norm = LayerNorm(c.width, c.epsilon)
 
     def __call__(
-        self,
-        x: tuple[jax.Array, jax.Array | None],
-        carried: jax.Array | Cached,
-        shared: Shared,
-        key: jax.Array | None,
-    ) -> tuple[tuple[jax.Array, jax.Array | None], dict[str, Any]]:
-        """Content [B, T, D] and query stream [B, K, D] -> the same, and what `collect` names. `carried` is the memory
-        [B, M, D] or, in generation, this layer's part of the cache."""
+        self, x: jax.Array, carried: jax.Array | Cached, shared: Shared, key: jax.Array | None
+    ) -> tuple[jax.Array, dict[str, Any]]:
+        """Content and query stream [B, T + K, D] -> the same, and what `collect` names, of the content stream.
+        `carried` is the memory [B, M, D] or, in generation, this layer's part of the cache."""
         c = self.config
-        h, g = x
-        content_key, query_key = split_key(key, 2)
+        h = x[:, : shared.content]
+        attention_key, first_key, inner_key, second_key = split_key(key, 4)
         collected: dict[str, Any] = {}
         if isinstance(carried, Cached):
             collected["past"] = self.attention.attendable(h)
@@ -178,30 +170,22 @@ class Layer(nn.Module):
                 relative = relative[0]
             collected["memory"] = remember(carried, h, c.memory_length, c.reuse_length)
 
-        direction = None if shared.reversed is None else shared.reversed.astype(jnp.int32)
-
-        def stream(x: jax.Array, s: Stream, key: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
-            attention_key, first_key, inner_key, second_key = split_key(key, 4)
-            y, probabilities = self.attention(
-                x,
-                past,
-                relative,
-                s.visibility,
-                attention_key,
-                direction=direction,
-                places=s.places,
-                segments=s.segments,
-                collect="attention" in shared.collect and s is shared.content,
-            )
-            x = self.attention_norm(x, y, c.dropout, first_key)
-            y = self.feed_forward(x, inner_key)
-            return self.feed_forward_norm(x, y, c.dropout, second_key), probabilities
-
-        if g is not None and shared.query is not None:
-            g, _ = stream(g, shared.query, query_key)
-        h, collected["attention"] = stream(h, shared.content, content_key)
-        collected["layers"] = h
-        return (h, g), {name: collected[name] for name in shared.collect}
+        y, probabilities = self.attention(
+            x,
+            past,
+            relative,
+            shared.visibility,
+            attention_key,
+            direction=None if shared.reversed is None else shared.reversed.astype(jnp.int32),
+            places=shared.places,
+            segments=shared.segments,
+            collect="attention" in shared.collect,
+        )
+        x = self.attention_norm(x, y, c.dropout, first_key)
+        x = self.feed_forward_norm(x, self.feed_forward(x, inner_key), c.dropout, second_key)
+        collected["attention"] = None if probabilities is None else probabilities[:, :, : shared.content]
+        collected["layers"] = x[:, : shared.content]
+        return x, {name: collected[name] for name in shared.collect}
 
 
 class XLNet(nn.Module):
@@ -252,42 +236,43 @@ class XLNet(nn.Module):
         key_documents = jnp.concatenate([memory.documents, documents], axis=1)
         key_ranks = jnp.pad(ranks, ((0, 0), (first, 0)), constant_values=BELOW)
         key_segments = jnp.pad(segments, ((0, 0), (first, 0)))
-        everything = jnp.full((1, 1), BELOW)
-        embedding = self.embed(tokens, content_key)
-        content = Stream(
-            Visibility(documents, key_documents, key_ranks, everything, ranks), (segments, key_segments), None
-        )
-        query, g = None, None
+        embedding = x = self.embed(tokens, content_key)
+        queries, places = (documents, ranks, segments), None
         if "ranks" in batch:
-            places = batch["target_positions"]
+            targets = batch["target_positions"]
             own_documents, own_ranks, own_segments = (
-                jnp.take_along_axis(x, places, axis=1) for x in (documents, ranks, segments)
+                jnp.take_along_axis(x, targets, axis=1) for x in (documents, ranks, segments)
             )
-            query = Stream(
-                Visibility(own_documents, key_documents, key_ranks, everything, own_ranks - 1),
-                (own_segments, key_segments),
-                first + places,
-            )
-            g = dropout(self.queries(*places.shape), c.dropout, query_key)
+            # its queries do not see their own place
+            of_targets, places = (own_documents, own_ranks - 1, own_segments), first + targets
+            queries = tuple(jnp.concatenate(both, 1) for both in zip(queries, of_targets, strict=True))
+            x = jnp.concatenate([x, dropout(self.queries(*targets.shape), c.dropout, query_key)], axis=1)
 
         n = distances(length, first + length, causal=c.causal, clamp=c.clamp_length)
         directions = jnp.stack([n, -n] if "reversed" in batch else [n])
-        relative = dropout(encode(directions, c.width, embedding.dtype), c.dropout, position_key)
-        collected = (*collect, "memory") if c.memory_length else collect
-        shared = Shared(relative, batch.get("reversed"), content, query, first, collected)
-        (h, g), outputs = self.stack((embedding, g), memory.hidden, shared, stack_key)
+        shared = Shared(
+            dropout(encode(directions, c.width, x.dtype), c.dropout, position_key),
+            batch.get("reversed"),
+            length,
+            Visibility(queries[0], key_documents, key_ranks, jnp.full((1, 1), BELOW), queries[1]),
+            (queries[2], key_segments),
+            places,
+            first,
+            (*collect, "memory") if c.memory_length else collect,
+        )
+        x, outputs = self.stack(x, memory.hidden, shared, stack_key)
 
         new = pooled = None
         if c.memory_length:
             new = Memory(outputs["memory"], remember(memory.documents, documents, c.memory_length, c.reuse_length))
-        hidden = dropout(h, c.dropout, hidden_key)
+        hidden = dropout(x[:, :length], c.dropout, hidden_key)
         if c.pooler:
             pooled = dropout(jnp.tanh(self.pooler(hidden[:, -1])), c.dropout, pooled_key)
         return ModelOutput(
             hidden,
             new,
             pooled,
-            query=None if g is None else dropout(g, c.dropout, output_key),
+            query=None if places is None else dropout(x[:, length:], c.dropout, output_key),
             layers=all_layers(embedding, outputs),
             attention=outputs.get("attention"),
         )
@@ -352,12 +337,12 @@ class XLNet(nn.Module):
         tokens, documents = slots(batch, length + 1)
         count = documents.shape[1]
         ranks = self.plain_ranks(count)
-        content = Stream(Visibility(documents, documents, ranks, jnp.full((1, 1), BELOW), ranks), None, None)
+        visibility = Visibility(documents, documents, ranks, jnp.full((1, 1), BELOW), ranks)
         h = self.embed(tokens, None)
         relative = encode(distances(count, count, clamp=c.clamp_length), c.width, h.dtype)[None]
         memory = empty_memory(len(tokens), c.layers, 0, c.width, h.dtype)
-        shared = Shared(relative, None, content, None, 0, ("past", "relative"))
-        _, outputs = self.stack((h, None), memory.hidden, shared, None)
+        shared = Shared(relative, None, count, visibility, None, None, 0, ("past", "relative"))
+        _, outputs = self.stack(h, memory.hidden, shared, None)
         return Cache(outputs["past"], outputs["relative"], documents, jnp.int32(batch["documents"].shape[1]))
 
     def decode(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -369,10 +354,10 @@ class XLNet(nn.Module):
         slot, cache = cache.used, cache.take()
         document = jax.lax.dynamic_slice_in_dim(cache.documents, slot, 1, axis=1)
         ranks = jnp.arange(cache.documents.shape[1])[None]
-        visibility = Visibility(document, cache.documents, ranks, jnp.full((1, 1), BELOW), slot[None, None])
-        place = jnp.broadcast_to(slot, tokens.shape)
-        h, g = self.embed(tokens, None), self.queries(*tokens.shape)
-        content, query = (Stream(visibility, None, p) for p in (place, place + 1))
-        shared = Shared(h[:1, :0], None, content, query, slot, ("past",))
-        (_, g), outputs = self.stack((h, g), Cached(cache.past, cache.relative), shared, None)
-        return self.logits(g[:, 0]), cache._replace(past=write(cache.past, outputs["past"], slot, axis=2))
+        both = jnp.concatenate([document, document], axis=1)
+        visibility = Visibility(both, cache.documents, ranks, jnp.full((1, 1), BELOW), slot[None, None])
+        places = jnp.broadcast_to(slot, tokens.shape) + jnp.arange(2)
+        x = jnp.concatenate([self.embed(tokens, None), self.queries(*tokens.shape)], axis=1)
+        shared = Shared(x[:1, :0], None, 1, visibility, None, places, slot, ("past",))
+        x, outputs = self.stack(x, Cached(cache.past, cache.relative), shared, None)
+        return self.logits(x[:, 1]), cache._replace(past=write(cache.past, outputs["past"], slot, axis=2))

@@ -64,14 +64,17 @@ def test_attention(causal, window, length, rate):
     agree(ours, twin, *(normal(seed, B, length, H, C) for seed in range(3)))
 
 
-@pytest.mark.parametrize("case", ["causal, memory", "band", "two directions, segments", "places", "places, segments"])
+@pytest.mark.parametrize(
+    "case", ["causal, memory", "band", "two directions, segments", "places", "places, segments", "both, segments"]
+)
 def test_relative_attention(case):
     queries, keys, rng = 37, 60, np.random.default_rng(1)
     causal = case in ("causal, memory", "band")
     places = direction = None
-    if case.startswith("places"):
+    at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries))
+    if case.startswith(("places", "both")):
         places = jnp.asarray(np.stack([rng.permutation(keys)[:queries] for _ in range(B)]), jnp.int32)
-    at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries)) if places is None else places
+        at, queries = (places, queries) if "places" in case else (jnp.concatenate([at, places], 1), 2 * queries)
     key_documents = documents(2, keys)
     own = jnp.take_along_axis(key_documents, at, axis=1)
     if causal:
@@ -120,13 +123,15 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
         None,
         None,
     )
-    of_queries, of_keys, whole = flash.bounds(facts)
+    of_queries, of_keys, whole = flash.bounds(facts, [tiles.Part(0, length)])
     assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
     assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
     assert of_queries[1].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
     assert of_keys[1].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
     # row 0: blocks 1 and 3 see the block before whole; row 1: the first key of block 1's is padding
     assert np.argwhere(whole).tolist() == [[0, 1, 0], [0, 3, 2], [1, 3, 2]]
+    halves = flash.bounds(facts, [tiles.Part(0, 32), tiles.Part(32, 32, 2)])[1]
+    assert halves[1].tolist() == [[0, 0, 2, 2], [1, 2, 2, 4], [0, 0, 2, 4], [0, 0, 3, 4]]
 
 
 def test_codes_say_what_the_mask_says():
