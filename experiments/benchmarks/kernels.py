@@ -51,8 +51,7 @@ class Case(NamedTuple):
 
 CASES = {
     "txl": Case(32, 512, 1024, 8, 0.0, "causal"),
-    "xlnet_content": Case(32, 512, 512, 12, 0.1, "permuted"),
-    "xlnet_query": Case(32, 85, 512, 12, 0.1, "query"),
+    "xlnet": Case(32, 597, 512, 12, 0.1, "streams"),
     "bert": Case(64, 512, 512, 12, 0.1, "plain"),
     "gpt_band": Case(8, 2048, 2048, 12, 0.0, "band"),
     "norm": Case(64, 512, 0, 12, 0.1, "norm"),
@@ -151,13 +150,15 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
         return qkv, with_gradients(kernel, NAMES[:3]), with_gradients(twin, NAMES[:3])
 
     order = jax.vmap(lambda key: jax.random.permutation(key, length))(jax.random.split(keys[3], rows))
-    places = jnp.argsort(order, axis=1)[:, :queries] if case.kind == "query" else None
-    at = jnp.broadcast_to(jnp.arange(length - queries, length), (rows, queries)) if places is None else places
-    ranks = jnp.arange(length)[None] if case.kind == "causal" else order
-    highest = at if case.kind == "causal" else jnp.take_along_axis(order, at, axis=1) - (case.kind == "query")
+    streams, last = case.kind == "streams", min(queries, length)  # the queries beyond all places are XLNet's others
+    at = jnp.broadcast_to(jnp.arange(length - last, length), (rows, last))
+    places = jnp.argsort(order, axis=1)[:, : queries - last] if streams else None
+    at = at if places is None else jnp.concatenate([at, places], axis=1)
+    ranks = order if streams else jnp.arange(length)[None]
+    highest = jnp.take_along_axis(order, at, axis=1).at[:, last:].add(-1) if streams else at
     own = jnp.take_along_axis(documents, at, axis=1)
     visibility = Visibility(own, documents, ranks, jnp.full((1, 1), -1), highest)
-    distances = length if case.kind == "causal" else length + queries if places is None else 2 * length
+    distances = 2 * length if streams else length
     biases = [normal(n, heads, CHANNELS) for n in (5, 6, 7)]
     operands = [*qkv, normal(4, distances, heads, CHANNELS), *biases, normal(8, 2, heads, CHANNELS)]
     sides = [jax.random.randint(keys[n], (rows, size), 0, 2) for n, size in ((9, queries), (10, length))]
@@ -176,7 +177,7 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
         options: Any = {"places": places, "segments": segments(*x[6:]), "rate": case.rate, "dropout_key": keys[11]}
         return relative.relative_attention(x[0], x[1], x[2], x[3], x[4], x[5], visibility, **options)[0]
 
-    operands = operands if case.kind != "causal" else operands[:6]
+    operands = operands if streams else operands[:6]
     names = NAMES[: len(operands)]
     return operands, with_gradients(kernel, names), with_gradients(twin, names)
 
