@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
 from ctx_jax.kernels import tiles
-from ctx_jax.kernels.tiles import NOTHING, Facts, Fused, Given, Part, Segment, Settings
+from ctx_jax.kernels.tiles import NOTHING, Facts, Part, Segment, Settings
 from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.parallel.sharding import RULES
@@ -197,9 +197,9 @@ def attend(
     of queries and keys alone, without what fills up their blocks. `interpret` runs the kernels anywhere, slowly."""
     queries, keys, channels = query.shape[1], key.shape[1], query.shape[-1]
     given = 0 if position is None or position.places is None else position.places.shape[1]
-    last = Part(0, queries - given, term="" if position is None else "fused")
-    parts = [part for part in (last, Part(queries - given, given, last.end, "given")) if part.count]
-    settings = Settings(channels**-0.5, rate, tuple(parts), Part(0, keys), gate is not None, interpret)
+    last = Part(0, queries - given)
+    parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.count)
+    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), position is not None, gate is not None, interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
         in_blocks(facts.key, [settings.keys], -1),
@@ -216,6 +216,8 @@ def attend(
 
 def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
     """[..., places] -> [..., blocks]: with each part's last block filled up."""
+    if not any(part.short for part in parts[:-1]):  # nothing moves
+        return padded(x, -1, parts[-1].end * tiles.BLOCK, value)
     pieces = [x[..., part.first : part.first + part.count] for part in parts]
     sizes = [(part.end - part.block) * tiles.BLOCK for part in parts]
     return jnp.concatenate([padded(piece, -1, n, value) for piece, n in zip(pieces, sizes, strict=True)], -1)
@@ -253,19 +255,28 @@ def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, j
     return blocks, of_keys, whole.astype(jnp.int32)
 
 
+def spans(blocks: jax.Array, parts: Sequence[Part]) -> jax.Array:
+    """The blocks of keys that `scores_kernel`'s programs of consecutive queries meet, [B, programs, 2]."""
+    if not parts[0].consecutive:
+        return jnp.zeros((len(blocks), 1, 2), jnp.int32)  # no program's
+    step, count = tiles.stride(parts[0]), parts[0].blocks
+    own = jnp.pad(blocks[:, :count], ((0, 0), (0, tiles.programs(parts[0]) - count), (0, 0)))
+    own = own.reshape(len(own), -1, step, 2)
+    some = own[..., 0] < own[..., 1]
+    first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
+    return jnp.repeat(jnp.stack([jnp.minimum(first, end), end], -1), step, axis=1)
+
+
 def call(
     kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any], stages: int = 3
 ) -> list[jax.Array]:
-    """Runs a program for each (block, head, row). Where the last operand is `position_kernel`'s zeros, its
-    last output begins as that."""
-    begun = kernel is tiles.position_kernel and not isinstance(operands[-1], tuple)
+    """Runs a program for each (block, head, row)."""
     return pl.pallas_call(
         partial(kernel, settings=settings),
         grid=grid,
         out_shape=outputs,
         interpret=settings.interpret,
         compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=stages),
-        input_output_aliases={len(jax.tree.leaves(operands)) - 1: len(outputs) - 1} if begun else {},
         name=kernel.__name__,
     )(*operands)
 
@@ -279,121 +290,97 @@ class Terms(NamedTuple):
 
     content: jax.Array
     """[B, T, H, C]: those of the content term. The others' differ by a vector for each head."""
-    fused: Fused | tuple[()]
-    given: Given | tuple[()]
+    position: tiles.Position | tuple[()]
     segment: Segment | tuple[()]
-    turned: jax.Array | tuple[()]
-    """[B, T, H, C]: the position term's queries of `given`."""
 
 
 def terms(query: jax.Array, position: Position | None, gate: Gate | None, settings: Settings) -> Terms:
     if position is None:
-        return Terms(query, (), (), (), ())
+        return Terms(query, (), ())
     narrow = position.content_bias.astype(query.dtype)
     # with heads and channels as one axis, so that the product that gives the queries adds the bias itself
     content = (query.reshape(*query.shape[:2], -1) + narrow.reshape(-1)).reshape(query.shape)
-    bias = narrow.astype(jnp.float32)
-    fused: Any = ()
-    given: Any = ()
-    turned: Any = ()
-    shift = position.position_bias.astype(jnp.float32) - bias
-    for part in settings.queries:
-        if part.term == "fused":
-            fused = Fused(shift, position.relative, position.direction)
-        else:
-            turned = (content[:, part.first :] + shift).astype(query.dtype)
-            offsets = padded(settings.keys.count - 1 - position.places, -1, part.blocks * tiles.BLOCK)
-            given = Given(products(turned, position.relative, position.direction, part, settings.keys), offsets)
+    bias, last = narrow.astype(jnp.float32), settings.queries[0]
+    offsets = jnp.broadcast_to(last.count - 1 - jnp.arange(last.count, dtype=jnp.int32), (len(query), last.count))
+    if position.places is not None:
+        placed = settings.keys.count - 1 - position.places
+        offsets = jnp.concatenate([offsets, placed], 1) if last.consecutive else placed
+    own = tiles.Position(
+        position.position_bias.astype(jnp.float32) - bias,
+        position.relative,
+        position.direction,
+        in_blocks(offsets, settings.queries),
+    )
     segment: Any = ()
     if gate is not None:
         segment = Segment(gate.bias.astype(jnp.float32) - bias, gate.same.astype(jnp.float32))
-    return Terms(content, fused, given, segment, turned)
-
-
-def products(query: jax.Array, relative: jax.Array, direction: jax.Array, part: Part, keys: Part) -> jax.Array:
-    """Queries of the position term [B, T, H, C] with the keys of all distances [N, P, H, C]: [H, B, T, P], with queries
-    up to whole blocks, and distances up to those of a first query from whole blocks of keys."""
-    query = padded(query, 1, part.blocks * tiles.BLOCK)
-    reach = keys.count - 1 + keys.blocks * tiles.BLOCK
-    relative = padded(relative, 1, max(relative.shape[1], -(-reach // tiles.BLOCK) * tiles.BLOCK))
-    if len(relative) > 1:  # one product for all directions, of which each row has one
-        goes = jax.nn.one_hot(direction, len(relative), dtype=query.dtype)
-        query = jnp.einsum("bthc,bn->bthnc", query, goes).reshape(*query.shape[:3], -1)
-    relative = relative.transpose(1, 2, 0, 3).reshape(*relative.shape[1:3], -1)
-    return jnp.einsum("bthc,phc->hbtp", query, relative)
+    return Terms(content, own, segment)
 
 
 def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings) -> Any:
     operands = terms(query, position, gate, settings)
-    content, fused, given, segment, _ = operands
+    content, own, segment = operands
     blocks, _, whole = bounds(facts, settings.queries)
-    rows, count, heads = len(blocks), blocks.shape[1], query.shape[2]
+    known = (*facts, whole)
+    rows, count, heads, keys = len(blocks), blocks.shape[1], query.shape[2], whole.shape[2]
+    scores: Any = ()
+    turned: Any = ()
+    if own:
+        pairs = jax.ShapeDtypeStruct(
+            (heads, rows, count * tiles.BLOCK, keys * tiles.BLOCK), tiles.narrow(content.dtype)
+        )
+        queries = jax.ShapeDtypeStruct((rows, count * tiles.BLOCK, *content.shape[2:]), content.dtype)
+        met = spans(blocks, settings.queries)
+        parts = settings.queries
+        programs = sum(tiles.programs(part) if part.consecutive else part.blocks for part in parts)
+        scores, turned = call(
+            tiles.scores_kernel, (programs, heads, rows), settings, content, own, known, blocks, met,
+            outputs=[pairs, queries],
+        )  # fmt: skip
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
-    out, *known = call(
-        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, fused, given, segment,
-        (*facts, whole), blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
+    out, *normalizers = call(
+        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, scores, segment, known, blocks,
+        outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
-    return out, (operands, key, value, position, gate, facts, out, known)
+    return out, (operands, key, value, position, gate, facts, out, normalizers, scores, turned)
 
 
 def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
-    (content, fused, given, segment, turned), key, value, position, gate, facts, out, (normalizer, *gates) = residuals
+    (content, own, segment), key, value, position, gate, facts, out, (normalizer, *gates), scores, turned = residuals
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
     blocks, key_blocks, whole = bounds(facts, settings.queries)
     known, rest = (*facts, whole), (gradient, normalizer, in_blocks(delta, settings.queries))
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
-    outputs, scores, last = [like(key), like(value)], (), settings.queries[0]
-    if position is not None:
+    outputs = [like(key), like(value)]
+    if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))
-    if fused:
-        pairs = jax.ShapeDtypeStruct(
-            (heads, rows, last.blocks * tiles.BLOCK, outputs[2].shape[-1]), tiles.narrow(content.dtype)
-        )
-        queries = jax.ShapeDtypeStruct((rows, pairs.shape[2], *content.shape[2:]), content.dtype)
-        scores, distant = call(
-            tiles.scores_kernel, (last.blocks, heads, rows), settings, content, fused, known, blocks,
-            outputs=[pairs, queries],
-        )  # fmt: skip
     by_key, by_value, *by_pairs = call(
-        tiles.key_kernel, by_key_block, settings, content, key, value, scores, given, *(gates or [()]), known,
-        key_blocks, *rest, outputs=outputs,
+        tiles.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [()]), known, key_blocks,
+        *rest, outputs=outputs,
     )  # fmt: skip
-    if position is None:
+    if not own:
         [by_content] = call(
             tiles.query_kernel, by_query_block, settings, content, key, value, known, blocks, *rest,
             outputs=[like(content)],
         )  # fmt: skip
         return by_content, by_key, by_value, None, None, None
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
-    zeros: Any = jnp.zeros_like(given.scores) if given else ()  # the kernel writes only what is seen
-    by_query, by_gate, sums, *by_given = call(
-        tiles.position_kernel, by_query_block, settings, content, key, fused, given, segment, known, blocks, *by_pairs,
-        zeros, outputs=[like(content), like(normalizer), sums, *([like(given.scores)] if given else [])],
+    by_query, by_gate, sums = call(
+        tiles.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks, *by_pairs,
+        outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
-    by_bias, by_relative = jnp.zeros(content.shape[2:], jnp.float32), jnp.zeros(position.relative.shape, jnp.float32)
-    if fused:
-        by_bias += sums[:, : last.blocks, 1].sum((0, 1))
-        count, groups = position.relative.shape[1], min(rows, GROUPS)
-        front = last.blocks * tiles.BLOCK - last.count
-        distances = min(-(-(front + count) // tiles.BLOCK), last.blocks + whole.shape[2])
-        shape = len(position.relative), distances * tiles.BLOCK, *position.relative.shape[2:]
-        [by_distance] = call(
-            tiles.relative_kernel, (distances, heads, groups * shape[0]), settings, distant, position.direction, known,
-            blocks, *by_pairs, outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
-        )  # fmt: skip
-        by_relative += padded(by_distance.sum(0)[:, front : front + count], 1, count)
-    if given:
-        part = settings.queries[-1]
-        _, pull = jax.vjp(lambda *x: products(*x, position.direction, part, settings.keys), turned, position.relative)
-        by_turned, by_distances = pull(by_given[0])
-        by_query = by_query.at[:, part.first :].add(by_turned)
-        by_bias += by_turned.astype(jnp.float32).sum((0, 1))
-        by_relative += by_distances
+    count, groups = position.relative.shape[1], min(rows, GROUPS)
+    distances = -(-count // tiles.BLOCK)
+    shape = len(position.relative), distances * tiles.BLOCK, *position.relative.shape[2:]
+    [by_distance] = call(
+        tiles.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, known, blocks, *by_pairs,
+        outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
+    )  # fmt: skip
     by_position = Position(
-        by_relative.astype(position.relative.dtype),
+        by_distance.sum(0)[:, :count].astype(position.relative.dtype),
         sums[:, :, 0].sum((0, 1)).astype(position.content_bias.dtype),
-        by_bias.astype(position.position_bias.dtype),
+        sums[:, :, 1].sum((0, 1)).astype(position.position_bias.dtype),
         None,
         None,
     )

@@ -1,34 +1,32 @@
 """The tiles of `kernels.flash`: what its programs compute, in Pallas, lowered through Triton.
 
-The shift of the position term (Dai et al. 2019, appendix B) is the difficulty: a tile of `BLOCK` queries and `BLOCK`
-keys needs the distances of 2 BLOCK - 1 diagonals, each row one further than the row before, and registers cannot be
-read with an offset that depends on the row. Distances are therefore multiplied in blocks of their own: two of them
-cover a tile, the lower triangle of one and the upper of the next, so that the product is one tile of which each row is
-rotated by its number; shared memory, through which it goes once, undoes that.
-Where the queries stand at arbitrary places (XLNet's query stream), the products with all distances come from outside
-and are read at each row's offset.
+The shift of the position term (Dai et al. 2019, appendix B) is the difficulty: a tile of queries and keys needs other
+distances in each row, and registers cannot be read with an offset that depends on the row. Memory can: products of
+queries with blocks of distances are written to where their keys are, once, and every tile reads the term in its place;
+in the backward pass the gradients of the scores are written by key and read by distance.
 
-In the backward pass arrays of all pairs lie in memory, where a row may be written to and read from any place: the terms
-of the scores, which `scores_kernel` writes where their keys are, and the scores' gradients. No rotation there.
+Written so, rows that are one place apart would start anywhere, and go to memory by two bytes. A program that takes
+every STRIDE-th row writes rows that are STRIDE keys apart: sixteen bytes at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from ctx_jax.kernels.gather import take_along_axis
 from ctx_jax.layers.dropout import keep
 
 BLOCK = 64
 """Queries and keys of a tile."""
 NOTHING = -(2**31)
 """Lowest code of a query that sees nothing."""
+STRIDE = 8
+"""Keys that go to memory together, in whole blocks of rows; a power of two."""
 LOG2E = math.log2(math.e)
 """For powers of two: an exponential takes many instructions, a power of two one."""
 UNIT = 16.0
@@ -46,8 +44,8 @@ class Part(NamedTuple):
     count: int
     block: int = 0
     """The number of the first block."""
-    term: Literal["", "fused", "given"] = ""
-    """The position term of these queries: none, by `Fused` or by `Given`."""
+    consecutive: bool = True
+    """Whether they are the last of all places; if not, they may be any."""
 
     @property
     def blocks(self) -> int:
@@ -82,8 +80,8 @@ class Part(NamedTuple):
             array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :] = x
 
 
-class Fused(NamedTuple):
-    """The position term of queries that are the last of the S places."""
+class Position(NamedTuple):
+    """The position term."""
 
     shift: jax.Array
     """[H, C]: what turns content queries into those of the position term, v - u."""
@@ -91,15 +89,8 @@ class Fused(NamedTuple):
     """[N, P, H, C], by descending distance from S - 1 on."""
     direction: jax.Array
     """[B] int32: which of the N a row goes by."""
-
-
-class Given(NamedTuple):
-    """The position term of queries at any place."""
-
-    scores: jax.Array
-    """[H, B, blocks of queries, P]: their products with all distances, descending from S - 1 on."""
     offsets: jax.Array
-    """[B, blocks of queries] int32: where a query's scores of the first key stand."""
+    """[B, blocks of queries] int32: the number of a query's distance to the first key, S - 1 less its place."""
 
 
 class Segment(NamedTuple):
@@ -133,6 +124,7 @@ class Settings(NamedTuple):
     queries: tuple[Part, ...]
     """Those that are the last places, if there are any, and then those at any place."""
     keys: Part
+    position: bool
     segments: bool
     interpret: bool
 
@@ -211,6 +203,11 @@ class Tile:
 
         return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
 
+    def term(self, scores: Any, i: Any, j: Any) -> jax.Array:
+        """The position term, fp32, as `scores_kernel` wrote it."""
+        term = scores[self.h, self.b, pl.ds(i * BLOCK, BLOCK), pl.ds(j * BLOCK, BLOCK)]
+        return (term.T if self.turned else term).astype(jnp.float32) * UNIT
+
     def seen(self, i: Any) -> tuple[jax.Array, jax.Array]:
         return self.query_fact(0, i), self.query_fact(1, i)
 
@@ -226,77 +223,51 @@ class Tile:
 
 
 class Distances:
-    """The distances that a block of the last places meets, in blocks: the tile with key block j has those of its
-    `block(j)` and of the one after."""
+    """The position term of a block of queries."""
 
-    def __init__(self, tile: Tile, term: Any, i: Any) -> None:
-        self.tile, self.i = tile, i
-        self.shift, self.array, self.direction = term
-        self.part = tile.settings.queries[0]
+    def __init__(self, tile: Tile, position: Any, offsets: jax.Array) -> None:
+        """`offsets` are those of the queries, [BLOCK]."""
+        self.tile, self.offsets = tile, offsets
+        self.shift, self.array, self.direction, _ = position
 
     def query(self, content: jax.Array) -> jax.Array:
         """Queries of the position term in UNIT, from those of the content term."""
         shift = self.shift[self.tile.h, :].astype(jnp.float32)
         return ((content.astype(jnp.float32) + shift[None, :]) / UNIT).astype(content.dtype)
 
-    def block(self, j: Any) -> Any:
-        return self.part.end - 1 - self.i + j
-
-    def relative(self, block: Any) -> jax.Array:
+    def relative(self, start: Any) -> jax.Array:
         """The keys of a block of distances, [BLOCK, C]; what is not there belongs to keys that are not seen."""
-        count, front = self.array.shape[1], self.part.end * BLOCK - self.part.count
-        if count % BLOCK or front:
-            rows: Any = jnp.clip(block * BLOCK - front + self.tile.iota, 0, count - 1)
-        else:
-            rows = pl.ds(jnp.minimum(block, count // BLOCK - 1) * BLOCK, BLOCK)
+        rows = jnp.clip(start + self.tile.iota, 0, self.array.shape[1] - 1)
         return self.array[self.direction[self.tile.b], rows, self.tile.h, :]
 
-    def product(self, query: jax.Array, block: Any) -> jax.Array:
-        return dot(query, self.relative(block).T)
+    def blocks(self, first: Any, end: Any) -> tuple[Any, Any]:
+        """The first and the one after the last block of distances that these queries meet in keys from block `first` to
+        before block `end`."""
+        least, most = self.offsets.min() + first * BLOCK, self.offsets.max() + end * BLOCK - 1
+        return least // BLOCK, jnp.where(first < end, most // BLOCK + 1, 0)
 
-    def scores(self, query: jax.Array, carried: jax.Array, j: Any) -> tuple[jax.Array, jax.Array]:
-        """The term of the tile with key block j, [queries, keys] in fp32, and what the next one finds carried: the
-        product with the block of distances that both meet."""
-        second, iota = self.product(query, self.block(j) + 1), self.tile.iota
-        # row a meets key c at distance BLOCK - 1 - a + c of the two blocks; the first has those of a + c >= BLOCK - 1
-        first = iota[:, None] + iota[None, :] >= BLOCK - 1
-        index = (iota[None, :] - iota[:, None] + BLOCK - 1) & (BLOCK - 1)
-        product = jnp.where(first, carried, second).astype(narrow(query.dtype))
-        shifted = take_along_axis(product, index, 1, interpret=self.tile.settings.interpret)
-        return shifted.astype(jnp.float32) * UNIT, second
-
-    def keys(self, block: Any) -> tuple[jax.Array, jax.Array]:
-        """Of each query and each distance of a block: the query's row and the key that it meets there, which need not
-        exist."""
-        rows = (self.i * BLOCK + self.tile.iota)[:, None]
-        keys = (block * BLOCK + self.tile.iota)[None, :] - (self.part.end * BLOCK - 1) + rows
-        return jnp.broadcast_to(rows, keys.shape), keys
-
-    def pairs(self, array: Any, block: Any, first: Any, end: Any) -> jax.Array:
-        """Of an array of all pairs [H, B, T, S]: those with the keys at a block of distances, 0 where that is no key
-        from block `first` to before block `end`."""
-        rows, keys = self.keys(block)
+    def pairs(self, array: Any, i: Any, block: Any, first: Any, end: Any) -> jax.Array:
+        """Of an array of all pairs [H, B, T, S]: those of query block i with the keys at a block of distances, 0 where
+        that is no key from block `first` to before block `end`."""
+        keys = (block * BLOCK + self.tile.iota)[None, :] - self.offsets[:, None]
+        rows = jnp.broadcast_to((i * BLOCK + self.tile.iota)[:, None], keys.shape)
         inside = (keys >= first * BLOCK) & (keys < end * BLOCK)
         return plgpu.load(array.at[self.tile.h, self.tile.b, rows, keys], mask=inside, other=0.0)
 
 
+def stride(part: Part) -> int:
+    """How many rows apart those are that a program of `scores_kernel` takes."""
+    return max(1, min(STRIDE, 1 << (part.blocks.bit_length() - 1)))
+
+
+def programs(part: Part) -> int:
+    """Of `scores_kernel`, for consecutive queries."""
+    return -(-part.blocks // stride(part)) * stride(part)
+
+
 def narrow(dtype: Any) -> Any:
-    """In which a position term is carried: float16 has three bits more than bf16."""
+    """In which position terms are kept: float16 has three bits more than bf16."""
     return jnp.float16 if jnp.dtype(dtype).itemsize == 2 else jnp.float32
-
-
-def given_columns(tile: Tile, part: Part, term: Any, i: Any, j: Any) -> tuple[jax.Array, jax.Array]:
-    """Where the `Given` scores of a tile stand."""
-    rows = (i - part.block) * BLOCK + tile.iota
-    offsets = term[1][tile.b, pl.ds((i - part.block) * BLOCK, BLOCK)]
-    columns = tile.by_query(offsets) + tile.by_key(j * BLOCK + tile.iota)
-    return jnp.broadcast_to(tile.by_query(rows), columns.shape), columns
-
-
-def given_scores(tile: Tile, part: Part, term: Any, i: Any, j: Any) -> jax.Array:
-    """The tile's term, fp32."""
-    rows, columns = given_columns(tile, part, term, i, j)
-    return term[0][tile.h, tile.b, rows, columns].astype(jnp.float32)
 
 
 def of_part(settings: Settings, i: Any, run: Any) -> None:
@@ -308,11 +279,68 @@ def of_part(settings: Settings, i: Any, run: Any) -> None:
         pl.when((part.block <= i) & (i < part.end))(lambda part=part: run(part))
 
 
+def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, settings: Settings) -> None:
+    """The position term of all pairs that meet [H, B, T, S], and its queries [B, T, H, C], both in UNIT. `spans` are
+    the key blocks [B, programs, 2] that the consecutive queries of a program meet."""
+    i, h, b = (pl.program_id(n) for n in range(3))
+    tile = Tile(facts, b, h, settings, turned=False)
+    count = programs(settings.queries[0]) if settings.queries[0].consecutive else 0
+
+    def write(distances: Distances, start: Any, query: jax.Array, rows: Any, keys: Any, first: Any, end: Any) -> None:
+        inside = (keys >= first * BLOCK) & (keys < end * BLOCK)
+        if settings.interpret:  # takes what is negative from the end, although it is not inside
+            keys = jnp.where(inside, keys, scores.shape[-1])
+        product = dot(query, distances.relative(start).T).astype(scores.dtype)
+        plgpu.store(scores.at[h, b, jnp.broadcast_to(rows[:, None], keys.shape), keys], product, mask=inside)
+
+    def consecutive() -> None:
+        part, step = settings.queries[0], stride(settings.queries[0])
+        begin = i // step * step * BLOCK + i % step
+        rows = begin + step * tile.iota
+        distances = Distances(tile, position, tile.iota)
+        channels = jnp.arange(content.shape[-1])
+        at = jnp.minimum(rows, part.count - 1)
+        query = distances.query(content[b, at, h, :])
+        real = jnp.broadcast_to((rows < part.blocks * BLOCK)[:, None], query.shape)
+        shape = query.shape
+        plgpu.store(
+            turned.at[b, jnp.broadcast_to(rows[:, None], shape), h, jnp.broadcast_to(channels[None, :], shape)],
+            query,
+            mask=real,
+        )
+        first, end = spans[b, i, 0], spans[b, i, 1]
+
+        def block(n: Any, _: None) -> None:
+            keys = n * BLOCK + step * tile.iota[:, None] + tile.iota[None, :]
+            write(distances, n * BLOCK + part.count - 1 - begin, query, rows, keys, first, end)
+
+        jax.lax.fori_loop(first - step, end, block, None)
+
+    def placed() -> None:
+        part, own = settings.queries[-1], i - count + settings.queries[-1].block
+        rows = pl.ds(own * BLOCK, BLOCK)
+        distances = Distances(tile, position, position[3][b, rows])
+        query = distances.query(part.read(content, b, own, h))
+        turned[b, rows, h, :] = query
+        first, end = blocks[b, own, 0], blocks[b, own, 1]
+
+        def block(n: Any, _: None) -> None:
+            keys = n * BLOCK + tile.iota[None, :] - distances.offsets[:, None]
+            write(distances, n * BLOCK, query, own * BLOCK + tile.iota, keys, first, end)
+
+        jax.lax.fori_loop(*distances.blocks(first, end), block, None)
+
+    if count:
+        pl.when(i < count)(consecutive)
+    if not settings.queries[-1].consecutive:
+        pl.when(i >= count)(placed)
+
+
 def forward_kernel(
-    content, key, value, fused, given, segment, facts, blocks, out, normalizer, gate: Any = None,
-    *, settings: Settings,
+    content, key, value, scores, segment, facts, blocks, out, normalizer, gate: Any = None, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Also gives the queries' segment term, if there is one."""
+    """`scores` are those of `scores_kernel`, if there is a position term. Also gives the queries' segment term, if
+    there is one."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
     own, keys = pl.ds(i * BLOCK, BLOCK), settings.keys
@@ -326,30 +354,21 @@ def forward_kernel(
             gate[b, h, own] = bias
         seen, states = tile.seen(i), tile.row_states(i)
         first, end, zeros = blocks[b, i, 0], blocks[b, i, 1], unknown_zero(seen[0].astype(jnp.float32))[:, None]
-        distances = Distances(tile, fused, i) if part.term == "fused" else None
-        turned = None if distances is None else distances.query(query)
 
         def step(j: Any, carry: Any) -> Any:
-            largest, total, sums, carried = carry
-            term = None
-            if distances is not None:
-                term, carried = distances.scores(turned, carried, j)
-            elif part.term == "given":
-                term = given_scores(tile, part, given, i, j)
-            scores = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, seen, i, j)
-            new = jnp.maximum(largest, scores.max(1))
-            exponentials = jnp.exp2(scores * settings.scale - (new * settings.scale)[:, None])
+            largest, total, sums = carry
+            term = tile.term(scores, i, j) if settings.position else None
+            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, seen, i, j)
+            new = jnp.maximum(largest, product.max(1))
+            exponentials = jnp.exp2(product * settings.scale - (new * settings.scale)[:, None])
             shrink = jnp.exp2((largest - new) * settings.scale)
             total = total * shrink + exponentials.sum(1)
             dropped = tile.dropout(exponentials, zeros, states, j).astype(value.dtype)
             sums = sums * shrink[:, None] + dot(dropped, keys.read(value, b, j, h))
-            return new, total, sums, carried
+            return new, total, sums
 
-        start = jnp.full(BLOCK, LOWEST, jnp.float32), jnp.zeros(BLOCK, jnp.float32)
-        carried = () if distances is None else distances.product(turned, distances.block(first))
-        largest, total, sums, _ = jax.lax.fori_loop(
-            first, end, step, (*start, jnp.zeros(query.shape, jnp.float32), carried)
-        )
+        start = jnp.full(BLOCK, LOWEST, jnp.float32), jnp.zeros(BLOCK, jnp.float32), jnp.zeros(query.shape, jnp.float32)
+        largest, total, sums = jax.lax.fori_loop(first, end, step, start)
         part.write(out, b, i, h, sums * (settings.kept / jnp.where(total == 0, 1.0, total))[:, None])
         normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest * settings.scale + jnp.log2(total))
 
@@ -379,25 +398,8 @@ def query_kernel(
     part.write(by_content, b, i, h, total * settings.natural)
 
 
-def scores_kernel(content, fused, facts, blocks, scores, turned, *, settings: Settings) -> None:
-    """The position term of all pairs that meet, and its queries, both in UNIT."""
-    i, h, b = (pl.program_id(n) for n in range(3))
-    distances = Distances(Tile(facts, b, h, settings, turned=False), fused, i)
-    query = distances.query(settings.queries[0].read(content, b, i, h))
-    turned[b, pl.ds(i * BLOCK, BLOCK), h, :] = query
-    first, end = blocks[b, i, 0], blocks[b, i, 1]
-
-    def step(block: Any, _: None) -> None:
-        rows, keys = distances.keys(block)
-        inside = (keys >= first * BLOCK) & (keys < end * BLOCK)
-        product = distances.product(query, block).astype(scores.dtype)
-        plgpu.store(scores.at[h, b, rows, jnp.where(inside, keys, scores.shape[-1])], product, mask=inside)
-
-    jax.lax.fori_loop(distances.block(first), jnp.where(first < end, distances.block(end) + 1, 0), step, None)
-
-
 def key_kernel(
-    content, key, value, scores, given, gate, facts, blocks, out_gradient, normalizer, delta,
+    content, key, value, scores, gate, facts, blocks, out_gradient, normalizer, delta,
     by_key, by_value, by_pairs: Any = None, *, settings: Settings,
 ) -> None:  # fmt: skip
     """Gradients by keys and values and, if asked, by the scores of all pairs that meet. `scores` are those of
@@ -412,11 +414,7 @@ def key_kernel(
             key_sum, value_sum = carry
             at = pl.ds(i * BLOCK, BLOCK)
             query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
-            term = None
-            if part.term == "fused":
-                term = scores[h, b, at, pl.ds(j * BLOCK, BLOCK)].T.astype(jnp.float32) * UNIT
-            elif part.term == "given":
-                term = given_scores(tile, part, given, i, j)
+            term = tile.term(scores, i, j) if settings.position else None
             bias = gate[b, h, at] if settings.segments else None
             seen = None if term is None else tile.seen(i)  # tiles with a position term are hardly ever whole
             product = tile.scores(tile.dot(query, keys), term, bias, seen, i, j)
@@ -440,42 +438,33 @@ def key_kernel(
 
 
 def position_kernel(
-    content, key, fused, given, segment, facts, blocks, by_pairs, zeros,
-    by_content, by_gate, sums, by_given: Any = None, *, settings: Settings,
+    content, key, position, segment, facts, blocks, by_pairs, by_content, by_gate, sums, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by the queries, from those by the scores of all pairs: of content and segment term and, where it is
-    fused, of the position term. `by_given` is that of the `Given` scores, which begin as `zeros`. `sums` [B, blocks, 3,
-    H, C] are over a block's queries: the gradients of the content term's, of the position term's, and the content
-    queries times their gate's."""
+    """Gradients by the queries, from those by the scores of all pairs. `sums` [B, blocks, 3, H, C] are over a block's
+    queries: the gradients of the content term's, of the position term's, and the content queries times their gate's."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
     own, first, end = pl.ds(i * BLOCK, BLOCK), blocks[b, i, 0], blocks[b, i, 1]
+    distances = Distances(tile, position, position[3][b, own])
     nothing = jnp.zeros((BLOCK, key.shape[-1]), jnp.float32)
 
+    def by_key(j: Any, carry: Any) -> Any:
+        content_sum, gate_sum = carry
+        pairs = by_pairs[h, b, own, pl.ds(j * BLOCK, BLOCK)]
+        content_sum += dot(pairs, settings.keys.read(key, b, j, h))
+        if segment:
+            gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
+        return content_sum, gate_sum
+
+    def by_distance(block: Any, total: jax.Array) -> jax.Array:
+        return total + dot(distances.pairs(by_pairs, i, block, first, end), distances.relative(block * BLOCK))
+
+    content_sum, gate_sum = jax.lax.fori_loop(first, end, by_key, (nothing, jnp.zeros(BLOCK, jnp.float32)))
+    position_sum = jax.lax.fori_loop(*distances.blocks(first, end), by_distance, nothing)
+    sums[b, i, 0, h, :], sums[b, i, 1, h, :] = content_sum.sum(0), position_sum.sum(0)
+
     def run(part: Part) -> None:
-        def step(j: Any, carry: Any) -> Any:
-            content_sum, gate_sum = carry
-            pairs = by_pairs[h, b, own, pl.ds(j * BLOCK, BLOCK)]
-            content_sum += dot(pairs, settings.keys.read(key, b, j, h))
-            if segment:
-                gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
-            if part.term == "given":
-                plgpu.store(by_given.at[h, b, *given_columns(tile, part, given, i, j)], pairs)
-            return content_sum, gate_sum
-
-        content_sum, gate_sum = jax.lax.fori_loop(first, end, step, (nothing, jnp.zeros(BLOCK, jnp.float32)))
-        total = content_sum
-        sums[b, i, 0, h, :] = content_sum.sum(0)
-        if part.term == "fused":
-            distances = Distances(tile, fused, i)
-
-            def by_distance(block: Any, total: jax.Array) -> jax.Array:
-                return total + dot(distances.pairs(by_pairs, block, first, end), distances.relative(block))
-
-            last = jnp.where(first < end, distances.block(end) + 1, 0)
-            position_sum = jax.lax.fori_loop(distances.block(first), last, by_distance, nothing)
-            total += position_sum
-            sums[b, i, 1, h, :] = position_sum.sum(0)
+        total = content_sum + position_sum
         if segment:
             total += gate_sum[:, None] * segment[1][h, :].astype(jnp.float32)[None, :]
             by_gate[b, h, own] = gate_sum
@@ -485,25 +474,31 @@ def position_kernel(
     of_part(settings, i, run)
 
 
-def relative_kernel(query, direction, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
+def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
     """Gradients by the keys of distances, [G, N, P, H, C] in fp32: each program sums every G-th row of those that go by
     its direction. `query` are `scores_kernel`'s."""
     block, h, number = (pl.program_id(n) for n in range(3))
     groups, directions = by_relative.shape[:2]
     group, own = number // directions, number % directions
-    rows, count, key_blocks = query.shape[0], settings.queries[0].end, by_pairs.shape[-1] // BLOCK
-    begin, stop = jnp.maximum(count - 1 - block, 0), jnp.minimum(count + key_blocks - block, count)
+    rows, key_blocks = query.shape[0], by_pairs.shape[-1] // BLOCK
 
     def row(n: Any, total: jax.Array) -> jax.Array:
         b = n * groups + group
         tile = Tile(facts, b, h, settings, turned=False)
 
         def step(i: Any, total: jax.Array) -> jax.Array:
-            distances = Distances(tile, (None, None, direction), i)
-            pairs = distances.pairs(by_pairs, block, blocks[b, i, 0], blocks[b, i, 1])
-            return total + dot(pairs.T, query[b, pl.ds(i * BLOCK, BLOCK), h, :])
+            at = pl.ds(i * BLOCK, BLOCK)
+            distances = Distances(tile, position, position[3][b, at])
+            pairs = distances.pairs(by_pairs, i, block, blocks[b, i, 0], blocks[b, i, 1])
+            return total + dot(pairs.T, query[b, at, h, :])
 
-        return jax.lax.fori_loop(begin, jnp.where(direction[b] == own, stop, begin), step, total)
+        for part in settings.queries:
+            begin, stop = part.block, part.end
+            if part.consecutive:  # block i meets the distances of offsets count - (i + 1) BLOCK to count - 1 - i BLOCK
+                begin = jnp.maximum((part.count - BLOCK) // BLOCK - block, 0)
+                stop = jnp.minimum((part.count - 2) // BLOCK + 1 + key_blocks - block, part.end)
+            total = jax.lax.fori_loop(begin, jnp.where(position[2][b] == own, stop, begin), step, total)
+        return total
 
     total = jnp.zeros((BLOCK, query.shape[-1]), jnp.float32)
     total = jax.lax.fori_loop(0, (rows - group + groups - 1) // groups, row, total)
