@@ -2,8 +2,8 @@
 
 What `layers.attention` and `layers.relative` compute by whole matrices of scores, here tile by tile (FlashAttention:
 Dao et al. 2022, arXiv 2205.14135, algorithms 1 and 2 with the schedule of arXiv 2307.08691): content, position and
-segment term, mask, softmax and dropout stay on the chip; the backward pass computes the probabilities anew from each
-row's log-normaliser.
+segment term, mask, softmax and dropout stay on the chip, all but the position term, which is written where its keys
+are; the backward pass computes the probabilities anew from each row's log-normaliser.
 
 All blocks of a row that no query sees are skipped: those after a causal query, before a band, of other documents.
 """
@@ -33,6 +33,8 @@ FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
 GROUPS = 4
 """Into so many parts the rows are split where the gradient by distance sums over them."""
+KEPT = 3 * 2**27
+"""Bytes of position terms, for each layer, that are kept for the backward pass; more are computed again in it."""
 RANKS = 2**15
 """A key's code is RANKS times the number of its document plus its rank: who sees whom is one range of codes."""
 
@@ -321,37 +323,40 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     operands = terms(query, position, gate, settings)
     content, own, segment = operands
     blocks, _, whole = bounds(facts, settings.queries)
-    known = (*facts, whole)
-    rows, count, heads, keys = len(blocks), blocks.shape[1], query.shape[2], whole.shape[2]
-    scores: Any = ()
-    turned: Any = ()
-    if own:
-        pairs = jax.ShapeDtypeStruct(
-            (heads, rows, count * tiles.BLOCK, keys * tiles.BLOCK), tiles.narrow(content.dtype)
-        )
-        queries = jax.ShapeDtypeStruct((rows, count * tiles.BLOCK, *content.shape[2:]), content.dtype)
-        met = spans(blocks, settings.queries)
-        parts = settings.queries
-        programs = sum(tiles.programs(part) if part.consecutive else part.blocks for part in parts)
-        scores, turned = call(
-            tiles.scores_kernel, (programs, heads, rows), settings, content, own, known, blocks, met,
-            outputs=[pairs, queries],
-        )  # fmt: skip
+    known, rows, heads, count = (*facts, whole), len(blocks), query.shape[2], blocks.shape[1]
+    written: Any = position_terms(operands, known, blocks, settings) if own else ((), ())
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
     out, *normalizers = call(
-        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, scores, segment, known, blocks,
+        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], segment, known, blocks,
         outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
-    return out, (operands, key, value, position, gate, facts, out, normalizers, scores, turned)
+    kept = written if sum(x.nbytes for x in written if own) <= KEPT else None
+    return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
+
+
+def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Settings) -> list[jax.Array]:
+    """What `scores_kernel` writes."""
+    rows, _, heads, channels = operands.content.shape
+    size, keys = blocks.shape[1] * tiles.BLOCK, settings.keys.blocks * tiles.BLOCK
+    dtype = operands.content.dtype
+    pairs = jax.ShapeDtypeStruct((heads, rows, size, keys), tiles.narrow(dtype))
+    queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
+    programs = sum(tiles.programs(part) if part.consecutive else part.blocks for part in settings.queries)
+    return call(
+        tiles.scores_kernel, (programs, heads, rows), settings, operands.content, operands.position, known, blocks,
+        spans(blocks, settings.queries), outputs=[pairs, queries],
+    )  # fmt: skip
 
 
 def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
-    (content, own, segment), key, value, position, gate, facts, out, (normalizer, *gates), scores, turned = residuals
+    operands, key, value, position, gate, facts, out, (normalizer, *gates), kept = residuals
+    content, own, segment = operands
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
     blocks, key_blocks, whole = bounds(facts, settings.queries)
     known, rest = (*facts, whole), (gradient, normalizer, in_blocks(delta, settings.queries))
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
+    scores, turned = kept or position_terms(operands, known, blocks, settings)
     outputs = [like(key), like(value)]
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))

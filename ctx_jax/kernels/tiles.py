@@ -493,7 +493,7 @@ def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, se
             return total + dot(pairs.T, query[b, at, h, :])
 
         for part in settings.queries:
-            begin, stop = part.block, part.end
+            begin, stop = jnp.int32(part.block), jnp.int32(part.end)
             if part.consecutive:  # block i meets the distances of offsets count - (i + 1) BLOCK to count - 1 - i BLOCK
                 begin = jnp.maximum((part.count - BLOCK) // BLOCK - block, 0)
                 stop = jnp.minimum((part.count - 2) // BLOCK + 1 + key_blocks - block, part.end)

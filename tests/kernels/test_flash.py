@@ -112,6 +112,33 @@ def test_relative_attention(case):
     agree(ours, twin, *operands)
 
 
+def test_position_terms_computed_again_are_those_that_were_kept(monkeypatch):
+    own, ranks = documents(0, 40), jnp.arange(40)[None]
+    visibility = Visibility(own, own, ranks, ranks * 0, ranks)
+    operands = [
+        *(normal(seed, B, 40, H, C) for seed in range(3)),
+        normal(3, 40, H, C),
+        normal(4, H, C),
+        normal(5, H, C),
+    ]
+
+    def loss(*x):
+        position = flash.Position(*x[3:], None, None)
+        y = flash.relative_attention(*x[:3], position, visibility, None, 0.2, KEY, interpret=True)
+        return (y * normal(6, *y.shape)).sum()
+
+    def gradients(written):
+        traced = jax.jit(jax.grad(loss, tuple(range(6)))).trace(*operands)
+        assert str(traced.jaxpr).count("name=scores_kernel") == written
+        return traced.lower().compile()(*operands)
+
+    kept = gradients(1)
+    monkeypatch.setattr(flash, "KEPT", 0)
+    jax.clear_caches()
+    for again, expected in zip(gradients(2), kept, strict=True):
+        np.testing.assert_array_equal(again, expected)
+
+
 def test_blocks_that_nobody_sees_are_skipped_and_no_other():
     length = 64  # four blocks
     own = jnp.asarray([[1] * 32 + [2] * 32, [0] * 20 + [3] * 44], jnp.int32)
