@@ -29,6 +29,7 @@ import numpy as np
 
 from ctx_jax.contract import Batch, Variables
 from ctx_jax.data.files import read, text_files
+from ctx_jax.data.jsonl import SURROGATE
 from ctx_jax.data.passages import LINE_END, between
 from ctx_jax.data.tokenizers import utf8_size
 from ctx_jax.objectives import predict
@@ -36,6 +37,7 @@ from ctx_jax.objectives.causal import Causal
 from ctx_jax.parallel.sharding import batch_sharding, replicated
 from ctx_jax.progress import counted, tell
 from ctx_jax.runs import Trained, divisible_rows, open_run
+from ctx_jax.training.metrics import Diverged
 from ctx_jax.training.step import on_mesh
 from ctx_jax.transfer.inputs import LENGTH, lengths
 
@@ -114,12 +116,14 @@ def item(line: str, where: str) -> Item:
     """One line. Raises ValueError for what is no item."""
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError(
             f'{where} is no object: each line must be like {{"context": ..., "choices": ..., "answer": 0}}'
         )
+    if SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
+        raise ValueError(f"{where} has half a surrogate pair (\\ud800 to \\udfff), which is no text: remove it")
     if isinstance(text := entry.get("text"), str):
         words = LAST_WORD.fullmatch(text)
         if words is None:
@@ -181,8 +185,12 @@ class Scorer:
                 f"a run of {type(objective).__name__} gives no text a probability: choose one of Causal or Segment"
             )
         longest = getattr(config, "max_length", None)
-        if length is not None and not 1 <= length <= (longest or length):
-            raise ValueError(f"--length {length} is not among the model's 1 to {longest or 'any'} positions")
+        if length is not None and length < 1:
+            raise ValueError(f"--length {length} is not a number of tokens: choose 1 or more")
+        if length is not None and longest is not None and length > longest:
+            raise ValueError(
+                f"--length {length} is longer than the model's {longest} positions: choose {longest} or less"
+            )
         if batch_size < 1:
             raise ValueError(f"--batch-size {batch_size} is not a number of rows: choose 1 or more")
         self.run, self.length = run, length or longest or LENGTH
@@ -229,9 +237,9 @@ class Scorer:
 
     def _row(self, context: list[int], continuation: list[int]) -> Row:
         if len(continuation) > self.length:
+            text = self.run.tokenizer.decode(continuation)
             raise ValueError(
-                f"a continuation of {len(continuation)} tokens does not fit into {self.length}: shorten it"
-                f"{', or raise --length' if getattr(self.run.experiment.model, 'max_length', None) is None else ''}"
+                f"{text[:40]!r} is {len(continuation)} tokens, more than the {self.length} read: shorten it"
             )
         ids = [self.run.tokenizer.vocabulary.begin, *context, *continuation]
         self.cut += len(ids) > self.length + 1
@@ -246,6 +254,8 @@ class Scorer:
             for number, nll, best in zip(group, *jax.device_get(result), strict=False):
                 n = len(rows[number].targets)
                 found[number] = Likelihood(-math.fsum(nll[:n].tolist()), n, bool(best[:n].all()))
+                if not math.isfinite(found[number].total):
+                    raise Diverged(f"a log-likelihood is {found[number].total}: go back to an earlier checkpoint")
 
         groups, waiting = list(self._groups(rows)), None
         for length, targets, group in counted("scoring", groups, len(groups)):
@@ -320,8 +330,8 @@ def last_words(scorer: Scorer, questions: Sequence[Item], prompts: Sequence[str]
 
 
 def choosing(scorer: Scorer, questions: Sequence[Item], prompts: Sequence[str], unconditional: str) -> dict[str, Any]:
-    """Of items with several choices, {"chance": accuracy of a guess} and {"accuracy", "standard_error"} where that one
-    is chosen which has the highest log P(choice | prompt)
+    """Of items with several choices, {"chance": accuracy of a guess} and, by the name of each way to compare
+    log P(choice | prompt), {"accuracy", "standard_error"} where the highest is chosen:
 
     sum             as it is
     token           by the number of its tokens (GPT-3 in most tasks)

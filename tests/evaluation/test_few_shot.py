@@ -16,6 +16,7 @@ from ctx_jax import cli
 from ctx_jax.evaluation import few_shot
 from ctx_jax.evaluation.few_shot import Item, Likelihood, Row, Scorer, Shots, choosing, items, last_words
 from ctx_jax.objectives.masked import Masked
+from ctx_jax.training.metrics import Diverged
 
 WIDTH = 48
 PAIRS = [
@@ -96,15 +97,18 @@ def test_the_border_of_a_joined_token(scorer: Scorer):
     assert pieces == [["▁of", "▁the"], ["▁congress", "▁in"]]
     with pytest.raises(ValueError, match="'' after 'the people' has no token of its own"):
         scorer.encode("the people", "")
-    with pytest.raises(ValueError, match="does not fit into 12: shorten it"):
+    with pytest.raises(ValueError, match="'people of .* tokens, more than the 12 read: shorten it"):
         scorer([("the", " people of the union" * 20)])
 
 
 def test_a_run_that_gives_no_probability(language_model):
     run = language_model("gpt")
-    for length in (0, 4096):
-        with pytest.raises(ValueError, match=f"--length {length} is not among the model's 1 to 256"):
+    for length, message in ((0, "choose 1 or more"), (257, "the model's 256 positions: choose 256 or less")):
+        with pytest.raises(ValueError, match=f"--length {length} .*{message}"):
             Scorer(run, length)
+    run.variables["params"]["final_norm"]["scale"][:] = math.nan
+    with pytest.raises(Diverged, match="a log-likelihood is nan"):
+        Scorer(run, 12)([("", "the people")])
     masked = object.__new__(type(run.experiment))
     vars(masked).update(vars(run.experiment), objective=Masked())
     with pytest.raises(ValueError, match="a run of Masked gives no text a probability"):
@@ -132,6 +136,8 @@ def test_solved_items_before_the_prompt():
         ("{", "line 2 is not JSON"),
         ("3", "line 2 is no object"),
         ('{"choices": ["a"], "answer": 0}', "line 2 has no text and no context"),
+        ("[" * 9999, "line 2 is not JSON"),
+        ('{"text": "a \\ud800 b"}', "line 2 has half a surrogate pair"),
         ('{"text": "one"}', "line 2 has fewer than two words"),
         ('{"context": "a", "choices": [" "], "answer": 0}', "line 2 has choices"),
         ('{"context": "a", "choices": "b", "answer": 0}', "line 2 has choices 'b'"),
