@@ -97,7 +97,7 @@ def test_the_border_of_a_joined_token(scorer: Scorer):
     assert pieces == [["▁of", "▁the"], ["▁congress", "▁in"]]
     with pytest.raises(ValueError, match="'' after 'the people' has no token of its own"):
         scorer.encode("the people", "")
-    with pytest.raises(ValueError, match="'people of .* tokens, more than the 12 read: shorten it"):
+    with pytest.raises(ValueError, match=r"'people of .* tokens, more than the 12 read: shorten it"):
         scorer([("the", " people of the union" * 20)])
 
 
