@@ -12,7 +12,7 @@ EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 THEIRS := $(VENV)-originals
 CLONES := google-research/bert openai/gpt-2 zihangdai/xlnet kimiyoung/transformer-xl
 
-.PHONY: install quickstart test check-data check-slurm check-kills parity golden originals lint types clean
+.PHONY: install quickstart test check-data check-slurm check-kills check-harness parity golden originals lint types clean
 
 install: $(VENV)/.run
 
@@ -21,7 +21,8 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills
+	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
+	  --ignore=tests/evaluation/harness
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
@@ -40,6 +41,10 @@ check-slurm: $(VENV)/.dev
 ONLY ?=
 check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
+
+# lm-evaluation-harness on tasks of our own, without a network, in an environment of its own.
+check-harness: $(VENV)-harness/.made
+	HF_HUB_OFFLINE=1 JAX_PLATFORMS=cpu $(VENV)-harness/bin/python -m pytest tests/evaluation/harness
 
 # What transformers computes, live: it reads what we write, and we what it writes.
 parity: $(THEIRS)/.made
@@ -69,7 +74,7 @@ types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(RUN)
 
 clean:
-	rm -rf $(VENV) $(THEIRS)* data runs
+	rm -rf $(VENV) $(VENV)-harness $(THEIRS)* data runs
 
 $(THEIRS)/.made: tests/golden/requirements.txt requirements.txt
 $(THEIRS)-old/.made: tests/golden/requirements-old.txt
@@ -87,6 +92,11 @@ $(VENV)/bin/python:
 
 $(VENV)/.run: requirements.txt pyproject.toml | $(VENV)/bin/python
 	@$(RUN) -m pip install --disable-pip-version-check $(EDITABLE) >&2
+	@touch $@
+
+$(VENV)-harness/.made: requirements-dev.txt requirements.txt pyproject.toml
+	@$(PYTHON) -m venv $(@D) >&2
+	@$(@D)/bin/python -m pip install --disable-pip-version-check $(EDITABLE)[harness] -r requirements-dev.txt >&2
 	@touch $@
 
 # A published model whose vocabulary the checks tokenize with.

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn
 import jax
 import tyro
 
-from ctx_jax import cli_text, cli_transfer
+from ctx_jax import cli_evaluation, cli_text, cli_transfer
 from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.decode import Sampling
@@ -309,6 +309,7 @@ COMMANDS: dict[str, Callable[[list[str]], Any]] = {
     "report": report,
     "doctor": doctor,
     **cli_transfer.COMMANDS,
+    **cli_evaluation.COMMANDS,
     "sweep": sweep,
     **cli_text.COMMANDS,
 }
