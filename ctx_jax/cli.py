@@ -22,7 +22,8 @@ import tyro
 from ctx_jax import cli_text, cli_transfer
 from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.beams import NO_SEARCH, Beams
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
 from ctx_jax.parallel.hosts import start_hosts
 from ctx_jax.progress import speaks
@@ -94,6 +95,7 @@ class Generate:
     length: int = 64
     """tokens to generate, at most"""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = Sampling()
+    search: Annotated[Beams, tyro.conf.arg(name="")] = NO_SEARCH
     seed: int = 0
     """the same seed gives the same text"""
 
@@ -253,7 +255,13 @@ def generate(arguments: list[str]) -> Any:
     (folder,), rest = positional("generate", arguments, "RUN", most=1)
     chosen = parse_type(Generate, rest, "ctx_jax generate RUN")
     return runs.generate(
-        Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed, checkpoint=chosen.checkpoint
+        Path(folder),
+        chosen.prompt,
+        chosen.length,
+        chosen.sampling,
+        chosen.seed,
+        checkpoint=chosen.checkpoint,
+        search=chosen.search,
     )
 
 

@@ -23,8 +23,9 @@ from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, load, save
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
@@ -275,7 +276,13 @@ def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
 
 
 def generate(
-    path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int, checkpoint: str = "last"
+    path: Path,
+    prompts: tuple[str, ...],
+    length: int,
+    sampling: Sampling,
+    seed: int,
+    checkpoint: str = "last",
+    search: Beams = NO_SEARCH,
 ) -> dict[str, Any]:
     """Continues the prompts with a run's checkpoint. Returns {"run", "step", "texts"}, prompts included."""
     trained = open_run(path, checkpoint)
@@ -285,7 +292,7 @@ def generate(
             raise ValueError(f"--prompt {prompt!r} is not UTF-8: give it in that encoding")
     ids = [[vocabulary.begin, *trained.tokenizer.encode(prompt).ids.tolist()] for prompt in prompts]
     continuations = continue_prompts(
-        trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed
+        trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed, search=search
     )
     texts = [
         trained.tokenizer.decode(prompt[1:] + continuation)

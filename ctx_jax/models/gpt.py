@@ -115,6 +115,10 @@ class Cache(NamedTuple):
     used: jax.Array
     """Scalar int32: slots used, by padding too."""
 
+    def rows(self, rows: jax.Array) -> Cache:
+        """The cache of these rows."""
+        return Cache(self.keys[rows], self.values[rows], self.documents[rows], self.used)
+
 
 class Shared(NamedTuple):
     """What all layers see alike."""

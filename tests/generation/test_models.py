@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.generation.decode import Sampling, generate
+from ctx_jax.generation.beams import Beams
+from ctx_jax.generation.decode import generate
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.layers.parameters import unboxed
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
@@ -34,9 +38,9 @@ def batch_of(tokens: list[int]) -> dict[str, jax.Array]:
 
 
 @cache
-def built(name: str) -> tuple[Any, Any]:
+def built(name: str, **settings: Any) -> tuple[Any, Any]:
     """A model and random parameters, large enough that its choices are far from ties."""
-    model, rng = CONFIGS[name].build(), np.random.default_rng(0)
+    model, rng = replace(CONFIGS[name], **settings).build(), np.random.default_rng(0)
     shapes = unboxed(jax.eval_shape(lambda: model.init(jax.random.key(0), batch_of([2, 3]), method="initialize")))
 
     def value(path: Any, leaf: Any) -> np.ndarray:
@@ -80,6 +84,49 @@ def test_neither_cache_nor_padding_nor_batch_mates_change_a_text(name: str):
     assert texts == [without_cache(name, prompt, 13) for prompt in PROMPTS]
     assert texts == [greedy(name, [prompt], 13)[0] for prompt in PROMPTS]
     assert len({tuple(text) for text in texts}) >= 3
+
+
+def exhaustive(name: str, prompt: list[int], length: int, vocabulary: Vocabulary, search: Beams) -> list[int]:
+    """The best of all texts up to that length, each scored without a cache."""
+    model, variables = built(name, vocabulary_size=vocabulary.size)
+    texts = list(itertools.product([vocabulary.unknown, *range(7, vocabulary.size)], repeat=length))
+    rows = jnp.array([[*prompt, *text] for text in texts])
+    batch = {"tokens": rows, "documents": jnp.ones_like(rows), "positions": jnp.arange(rows.shape[1])[None]}
+    places = jnp.broadcast_to(len(prompt) + jnp.arange(length), (len(texts), length))
+    if name == "xlnet":
+        batch |= {"ranks": jnp.maximum(batch["positions"] - len(prompt) + 2, 0), "target_positions": places}
+        batch["ranks"] = jnp.broadcast_to(batch["ranks"], rows.shape)
+
+    @jax.jit
+    def logits() -> jax.Array:
+        output = model.apply(variables, batch)
+        hidden = output.query
+        if hidden is None:
+            hidden = jnp.take_along_axis(output.hidden, places[..., None] - 1, axis=1)
+        return model.apply(variables, hidden, method="logits")
+
+    totals = np.array(logits(), np.float64)
+    totals[..., [0, 2, 4, 5, 6]] = -np.inf
+    totals -= np.log(np.exp(totals).sum(-1, keepdims=True))
+    best: tuple[float, list[int]] = (-np.inf, [])
+    for text, values in zip(texts, totals, strict=True):
+        total = 0.0
+        for count in range(length + 1):
+            ended = total if count == length else total + values[count, vocabulary.end]
+            score = ended / ((5 + min(count + 1, length)) / 6) ** search.length_penalty
+            best = max(best, (score, list(text[:count])))
+            total += values[count, text[count]] if count < length else 0.0
+    return best[1]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_beam_search_with_room_for_all_texts_is_exhaustive(name: str):
+    """Four tokens of text and the end: 80 continuations at the last of three steps. By this penalty some texts end."""
+    vocabulary, search = replace(VOCABULARY, size=10), Beams(80, 4.5)
+    prompts = [[2], [2, 9, 8, 7, 1], [2, 7, 7]]
+    options: dict[str, Any] = {"length": 3, "sampling": Sampling(), "seed": 0, "search": search}
+    texts = generate(*built(name, vocabulary_size=10), vocabulary, prompts, **options)
+    assert texts == [exhaustive(name, prompt, 3, vocabulary, search) for prompt in prompts]
 
 
 @pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[2]])
