@@ -6,13 +6,16 @@ A row's text is a function of the model, its prompt and the seed: padding is on 
 positions count from the prompt's first token, and the random key is the row's own, so batch mates change nothing (up
 to the rounding of another batch shape).
 
-The loop is one program that is told when to come back: after the last token, or, where somebody watches, after a few.
+The loop is one program that is told when to come back: after the last token, after a few where somebody watches, or
+where the window slides.
 """
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,11 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ctx_jax.contract import Batch, Variables, Vocabulary
+from ctx_jax.generation import windows
 from ctx_jax.generation.beams import NO_SEARCH, Beams, Hypotheses
 from ctx_jax.generation.sampling import Drawn, Sampling, penalized, text_only
+from ctx_jax.generation.windows import bucket
 
-SMALLEST_BUCKET = 16
-"""Prompts and lengths up to this many tokens share one compilation."""
+Watch = Callable[[list[list[int]]], Sequence[bool]]
+"""Is given the tokens of all rows so far, and says which rows are to end."""
 
 
 class State(NamedTuple):
@@ -51,39 +56,56 @@ def generate(
     sampling: Sampling,
     seed: int,
     search: Beams = NO_SEARCH,
+    window: int | None = None,
+    watch: Watch | None = None,
+    every: int = 1,
 ) -> list[list[int]]:
     """Continues each prompt by at most `length` tokens; a row that ends sooner stops before its end token.
 
     The same prompt given twice gives two different texts, if they are drawn. One compilation serves every call whose
-    number of prompts, longest prompt and length fall into the same powers of two. Raises ValueError if the model cannot
-    generate, a prompt is empty or has a token outside the vocabulary, a text would pass the model's last position, or
-    beam search is to draw.
+    number of prompts, longest prompt and length fall into the same powers of two.
+
+    Args:
+        window: the text that a model goes on from when it gets long. With learned positions, those that are used up
+            begin again: the row's last `window` tokens are read anew, as if the text began there. With relative ones
+            each new token sees the `window` last ones, itself included, and what they have seen: a memory of
+            `window` - 1 positions (Dai et al. 2019, section 3.2) after a first segment, the prompt.
+        watch: called after every `every` tokens.
+
+    Raises ValueError if the model cannot generate, a prompt is empty or has a token outside the vocabulary, a text
+    would pass the model's last position and there is no window, or beam search is given what it does not do.
     """
     check(model, vocabulary, prompts, length, sampling, seed, search)
+    if (window or watch) and search.beams > 1:
+        raise ValueError("beam search knows its text at the end only: leave out window and watch, or choose 1 beam")
     if not prompts:
         return []
-    longest = max(map(len, prompts))
-    width, steps = bucket(longest - 1, SMALLEST_BUCKET), bucket(length, SMALLEST_BUCKET)
-    last = getattr(model.config, "max_length", None)
-    if last is not None:
-        if longest + length - 1 > last:
-            raise ValueError(
-                f"a prompt of {longest} tokens and {length} more pass the model's {last} positions: "
-                f"generate at most {max(0, last + 1 - longest)} or shorten the prompt"
-            )
-        width = min(width, last - length)
-        steps = min(steps, last - width)
     rows = bucket(len(prompts), 1)
     filled = prompts + [[vocabulary.begin]] * (rows - len(prompts))
-    cache = _read(model, variables, left_padded(filled, width, vocabulary.pad), width + steps)
-    finished, digests, repeats = np.arange(rows) >= len(prompts), *identities(filled)
-    texts = _begin(vocabulary, finished, digests, repeats, np.uint32(seed), search=search, steps=steps)
-    state = State(np.int32(0), last_tokens(filled), seen_tokens(filled, vocabulary, sampling), texts, cache)
+    read = partial(_read, model, variables)
+    view, steps = windows.view(model.config, max(map(len, prompts)), length, window, read, vocabulary.pad)
+    stopped, digests, repeats = np.arange(rows) >= len(prompts), *identities(filled)
+    texts = _begin(vocabulary, stopped, digests, repeats, np.uint32(seed), search=search, steps=steps)
+    last = np.array([prompt[-1] for prompt in filled], np.int32)
+    cache, room = view.renew(None, filled, stopped)
+    state = State(np.int32(0), last, seen_tokens(filled, vocabulary, sampling), texts, cache)
     if search.beams > 1:
         state = _repeated(state, search.beams)
-    state = _advance(model, variables, vocabulary, state, length, length, sampling=sampling, search=search)
-    tokens, count = jax.device_get(state.texts.written())
-    return [row[:n].tolist() for row, n in zip(tokens, count, strict=True)][: len(prompts)]
+    step, slide = 0, room
+    while True:
+        until = min(length, slide, step + every if watch else length)
+        limits = np.int32(until), np.int32(length), view.visible
+        state = _advance(model, variables, vocabulary, state, stopped, limits, sampling=sampling, search=search)
+        (tokens, count), ended, step = jax.device_get((state.texts.written(), state.texts.finished, state.step))
+        written = [row[:n].tolist() for row, n in zip(tokens, count, strict=True)]
+        if watch:
+            ended = ended | np.pad(np.array(watch(written[: len(prompts)]), bool), (0, rows - len(prompts)))
+        if step == length or ended.all():
+            return written[: len(prompts)]
+        stopped = ended
+        if step == slide:
+            cache, room = view.renew(state.cache, [*map(operator.add, filled, written)], ended)
+            state, slide = state._replace(cache=cache), step + room
 
 
 def check(
@@ -117,32 +139,6 @@ def check(
                 raise ValueError(
                     f"{name} {getattr(sampling, name)}: beam search draws nothing, leave it out or choose 1 beam"
                 )
-
-
-def bucket(n: int, smallest: int) -> int:
-    """The next power of two, at least `smallest`: the static size that stands for n."""
-    return max(smallest, 1 << max(0, n - 1).bit_length())
-
-
-def left_padded(prompts: list[list[int]], width: int, pad: int) -> Batch:
-    """Prompts of any length, but for their last tokens, as one batch [B, width]: document 1, padding in front as
-    document 0."""
-    tokens = np.full((len(prompts), width), pad, np.int32)
-    starts = np.full((len(prompts), 1), width, np.int32)
-    for row, prompt in enumerate(prompts):
-        starts[row] = width + 1 - len(prompt)
-        tokens[row, starts[row, 0] :] = prompt[:-1]
-    columns = np.arange(width, dtype=np.int32)
-    return {
-        "tokens": tokens,
-        "documents": (columns >= starts).astype(np.int32),
-        "positions": np.maximum(columns - starts, 0),
-    }
-
-
-def last_tokens(prompts: list[list[int]]) -> np.ndarray:
-    """[B]: what the first decode reads."""
-    return np.array([prompt[-1] for prompt in prompts], np.int32)
 
 
 def seen_tokens(prompts: list[list[int]], vocabulary: Vocabulary, sampling: Sampling) -> np.ndarray | None:
@@ -206,19 +202,27 @@ def _advance(
     variables: Variables,
     vocabulary: Vocabulary,
     state: State,
-    until: jax.Array,
-    length: jax.Array,
+    stopped: jax.Array,
+    limits: tuple[jax.Array, jax.Array, jax.Array | None],
     *,
     sampling: Sampling,
     search: Beams,
 ) -> State:
-    """The state when `until` tokens are chosen, of `length` in all, or every text has ended."""
+    """The state when so many tokens are chosen as the first limit says, of the second in all, or every text has ended.
+
+    `stopped` [B] are texts that end here; a token sees no more than the third limit of those before it, itself
+    included.
+    """
+    until, length, visible = limits
 
     def going_on(state: State) -> jax.Array:
         return (state.step < until) & ~state.texts.finished.all()
 
     def one_token(state: State) -> State:
         step, last, seen, texts, cache = state
+        if visible is not None:
+            near = jnp.arange(cache.documents.shape[1]) > cache.used - visible
+            cache = cache._replace(documents=jnp.where(near, cache.documents, 0))
         logits, cache = model.apply(variables, last[:, None], cache, method="decode")
         logits = text_only(logits, vocabulary)
         if seen is not None:
@@ -232,4 +236,5 @@ def _advance(
             seen = seen.at[jnp.arange(len(last)), last].set(True)
         return State(step + 1, last, seen, texts, cache)
 
-    return jax.lax.while_loop(going_on, one_token, state)
+    texts = state.texts._replace(finished=state.texts.finished | stopped)
+    return jax.lax.while_loop(going_on, one_token, state._replace(texts=texts))

@@ -167,6 +167,13 @@ class Cache(NamedTuple):
         past, documents = jax.tree.map(lambda x: x[rows], (self.past, self.documents))
         return self._replace(past=past, documents=documents)
 
+    def drop(self, count: jax.Array) -> Cache:
+        """The cache without its first slots: so many are free at its end."""
+        left = jnp.arange(self.documents.shape[1]) < self.documents.shape[1] - count
+        documents = jnp.where(left, jnp.roll(self.documents, -count, axis=1), 0)
+        past = jax.tree.map(lambda x: jnp.roll(x, -count, axis=2), self.past)
+        return self._replace(past=past, documents=documents, used=self.used - count)
+
 
 def write(past: Past, new: Past, slot: jax.Array | int, axis: int) -> Past:
     """The past with new keys and values in `slot` of that axis."""

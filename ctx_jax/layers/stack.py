@@ -23,6 +23,10 @@ class Stack(nn.Module):
     of arrays [B, ...].
 
     `scan` and `remat` change speed and memory only: the parameters, and so the checkpoints, are the same.
+
+    Generation takes the layers one after the other, each with arrays of its own, so that no step copies a slice:
+    `per_layer` is then a list with an entry for each layer, and so are the outputs; the parameters may be one, too
+    (`apart`).
     """
 
     layer: Callable[..., nn.Module]
@@ -35,6 +39,13 @@ class Stack(nn.Module):
     def __call__(self, x: Any, per_layer: Any, shared: Any, key: jax.Array | None) -> tuple[Any, Any]:
         """per_layer: pytree of [B, L, ...]. Returns x and the layers' outputs, each [B, L, ...]."""
         layer = self.layer(parent=None)
+        if isinstance(per_layer, list):
+            assert key is None
+            outputs = []
+            for own, entry in zip(apart(self.get_variable("params", "layers"), self.depth), per_layer, strict=True):
+                x, output = layer.apply({"params": own}, x, entry, shared, None)
+                outputs.append(output)
+            return x, outputs
         per_layer = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), per_layer)
         first = jax.tree.map(lambda leaf: leaf[0], per_layer)
 
@@ -66,3 +77,11 @@ class Stack(nn.Module):
                 collected.append(output)
             outputs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
         return x, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
+
+
+def apart(layers: Any, depth: int) -> list[Any]:
+    """The parameters of each layer, of those that are stacked, or apart already."""
+    if isinstance(layers, list):
+        return layers
+    layers = nn.meta.unbox(layers)
+    return [jax.tree.map(lambda leaf, i=index: leaf[i], layers) for index in range(depth)]

@@ -10,8 +10,9 @@ import pytest
 
 from ctx_jax.contract import Vocabulary
 from ctx_jax.generation.beams import Beams
-from ctx_jax.generation.decode import bucket, generate
+from ctx_jax.generation.decode import generate
 from ctx_jax.generation.sampling import Sampling, draw, keep_top_k, keep_top_p, penalized
+from ctx_jax.generation.windows import bucket
 
 VOCABULARY = Vocabulary(size=24, pad=0, unknown=1, begin=2, end=3, classification=4, separator=5, mask=6)
 SPECIAL = {0, 2, 4, 5, 6}
@@ -167,6 +168,22 @@ def test_the_end_token_stops_its_row_only_and_is_left_out():
     assert shorter == [row[:5] for row in rows]
 
 
+def test_whoever_watches_sees_the_text_grow_and_may_end_it():
+    prompts, seen = [[2, 9], [2, 10, 11], [2]], []
+
+    def watch(texts: list[list[int]]) -> list[bool]:
+        seen.append(texts)
+        return [len(text) > 4 and row == 1 for row, text in enumerate(texts)]
+
+    texts = run(prompts, watch=watch, every=3)
+    whole = run(prompts)
+    assert texts == [whole[0], whole[1][:6], whole[2]]
+    assert seen == [[text[:n] for text in whole] for n in (3, 6)] + [
+        [whole[0][:n], whole[1][:6], whole[2][:n]] for n in (9, 12)
+    ]
+    assert run(prompts, watch=lambda texts: [True] * 3) == [text[:1] for text in whole]
+
+
 def test_one_compilation_per_bucket():
     model = Recurrent(Config(max_length=999))  # not equal to another test's, so not compiled yet
     for prompts, length in (([[2, 9]] * 3, 10), ([[2]] * 4, 16), ([[2, *range(7, 20)], [2], [9]], 3)):
@@ -261,6 +278,7 @@ def test_a_text_fills_the_models_positions_and_not_more():
         ({"length": 0}, "length 0: generate at least 1 token"),
         ({"seed": 2**32}, "seed 4294967296: choose a number from 0 to 4294967295"),
         ({"prompts": [[2], []]}, "prompt 1 is empty: give at least the begin token, 2"),
+        ({"search": Beams(2), "window": 4}, "leave out window and watch, or choose 1 beam"),
         ({"search": Beams(2), "sampling": Sampling(0.5)}, "temperature 0.5: beam search draws nothing"),
         ({"search": Beams(2), "sampling": Sampling(top_k=5)}, "top_k 5: beam search draws nothing"),
         ({"prompts": [[2, 24]]}, "prompt 0 has a token outside the vocabulary of 24"),

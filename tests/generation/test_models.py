@@ -74,8 +74,57 @@ def without_cache(name: str, prompt: list[int], length: int) -> list[int]:
     return text[len(prompt) :]
 
 
-def greedy(name: str, prompts: list[list[int]], length: int) -> list[list[int]]:
-    return generate(*built(name), VOCABULARY, prompts, length=length, sampling=Sampling(temperature=0.0), seed=0)
+def rereading(prompt: list[int], length: int, window: int) -> list[int]:
+    """Without a cache by GPT, which goes on from the last tokens when its 24 positions are used up."""
+    text, start = list(prompt), 0
+    for _ in range(length):
+        if len(text) - start > 24:
+            start = len(text) - window
+        seen = text[start:]
+        logits = np.array(next_logits(*endless("gpt"), batch_of(seen + [7] * (24 - len(seen))), len(seen)))
+        text.append(best(logits))
+    return text[len(prompt) :]
+
+
+def remembering(name: str, prompt: list[int], length: int, window: int) -> list[int]:
+    """By segment memory, without a cache: the prompt is a segment, and then each token is one."""
+    settings = {"memory_length": window - 1, **({"reuse_length": None} if name == "xlnet" else {})}
+    model, variables = endless(name, **settings)
+    if name == "xlnet":  # the place after the token is predicted, and not remembered
+        one = replace(model.config, reuse_length=1).build()
+        more = {"ranks": jnp.array([[0, 1]]), "target_positions": jnp.array([[1]])}
+    else:
+        one, more = model, {}
+
+    @jax.jit
+    def segment(token: jax.Array, memory: Any) -> tuple[jax.Array, Any]:
+        output = one.apply(variables, {**batch_of([token, 7] if more else [token]), **more}, memory)
+        hidden = output.hidden if output.query is None else output.query
+        return one.apply(variables, hidden[0, 0], method="logits"), output.memory
+
+    memory = model.apply(variables, batch_of(prompt[:-1])).memory if len(prompt) > 1 else model.init_memory(1)
+    text = list(prompt)
+    for _ in range(length):
+        logits, memory = segment(text[-1], memory)
+        text.append(best(np.array(logits)))
+    return text[len(prompt) :]
+
+
+def best(logits: np.ndarray) -> int:
+    logits[[0, 2, 4, 5, 6]] = -np.inf
+    return int(logits.argmax())
+
+
+def endless(name: str, **settings: Any) -> tuple[Any, Any]:
+    """The model with a vector of zeros for the end: some other token is always more probable."""
+    model, variables = built(name, **settings)
+    rows = 128  # of the token table and of what else has one for each token
+    return model, jax.tree.map(lambda x: jnp.array(x).at[3].set(0) if len(x) == rows else x, variables)
+
+
+def greedy(name: str, prompts: list[list[int]], length: int, **options: Any) -> list[list[int]]:
+    sampling = Sampling(temperature=0.0)
+    return generate(*built(name), VOCABULARY, prompts, length=length, sampling=sampling, seed=0, **options)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -84,6 +133,26 @@ def test_neither_cache_nor_padding_nor_batch_mates_change_a_text(name: str):
     assert texts == [without_cache(name, prompt, 13) for prompt in PROMPTS]
     assert texts == [greedy(name, [prompt], 13)[0] for prompt in PROMPTS]
     assert len({tuple(text) for text in texts}) >= 3
+
+
+@pytest.mark.parametrize(("name", "window"), [("gpt", 10), ("gpt", 24), ("transformer_xl", 6), ("xlnet", 6)])
+def test_a_window_slides_over_a_text_of_any_length(name: str, window: int):
+    prompts = [[2], [2, 9, 8, 30], [2, *range(10, 39)], [2, 22]]
+    options: dict[str, Any] = {"length": 50, "sampling": Sampling(temperature=0.0), "seed": 0, "window": window}
+    texts = generate(*endless(name), VOCABULARY, prompts, **options)
+    naive = rereading if name == "gpt" else partial(remembering, name)
+    assert texts == [naive(prompt, 50, window) for prompt in prompts]
+    assert texts[1:2] == generate(*endless(name), VOCABULARY, prompts[1:2], **options)
+    assert len({tuple(text) for text in texts}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "window", "message"),
+    [("gpt", 25, "window 25: choose 1 to 24, the model's positions"), ("xlnet", 0, "window 0: choose 1 or more")],
+)
+def test_a_window_that_cannot_be_is_named(name: str, window: int, message: str):
+    with pytest.raises(ValueError, match=message):
+        greedy(name, PROMPTS, 4, window=window)
 
 
 def exhaustive(name: str, prompt: list[int], length: int, vocabulary: Vocabulary, search: Beams) -> list[int]:
