@@ -29,6 +29,12 @@ def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def show(text: str) -> None:
+    """A piece of a line for people, from one process."""
+    if speaks():
+        print(text, end="", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def reading(task: str, size: int | None = None, unit: str = "documents") -> Iterator[Callable[[int, int], None]]:
     """Yields what is to be told (documents, bytes) done so far, of about `size` bytes if that is known.

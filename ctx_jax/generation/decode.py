@@ -86,9 +86,9 @@ def generate(
     view, steps = windows.view(model.config, max(map(len, prompts)), length, window, read, vocabulary.pad)
     stopped, digests, repeats = np.arange(rows) >= len(prompts), *identities(filled)
     texts = _begin(vocabulary, stopped, digests, repeats, np.uint32(seed), search=search, steps=steps)
-    last = np.array([prompt[-1] for prompt in filled], np.int32)
+    last = jnp.array([prompt[-1] for prompt in filled], jnp.int32)
     cache, room = view.renew(None, filled, stopped)
-    state = State(np.int32(0), last, seen_tokens(filled, vocabulary, sampling), texts, cache)
+    state = State(jnp.int32(0), last, seen_tokens(filled, vocabulary, sampling), texts, cache)
     if search.beams > 1:
         state = _repeated(state, search.beams)
     step, slide = 0, room
@@ -141,7 +141,7 @@ def check(
                 )
 
 
-def seen_tokens(prompts: list[list[int]], vocabulary: Vocabulary, sampling: Sampling) -> np.ndarray | None:
+def seen_tokens(prompts: list[list[int]], vocabulary: Vocabulary, sampling: Sampling) -> jax.Array | None:
     """[B, V] bool: which tokens the prompts have, but for the end's; None if none is penalized."""
     if sampling.repetition_penalty == 1:
         return None
@@ -149,7 +149,7 @@ def seen_tokens(prompts: list[list[int]], vocabulary: Vocabulary, sampling: Samp
     for row, prompt in enumerate(prompts):
         seen[row, prompt] = True
     seen[:, vocabulary.end] = False
-    return seen
+    return jnp.asarray(seen)
 
 
 def identities(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:

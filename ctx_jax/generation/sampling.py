@@ -95,7 +95,7 @@ class Drawn(NamedTuple):
     """[B] bool"""
     tokens: jax.Array
     """[B, steps] int32"""
-    count: jax.Array
+    lengths: jax.Array
     """[B] int32: how many of them are the text."""
 
     @classmethod
@@ -111,8 +111,8 @@ class Drawn(NamedTuple):
         drawn = draw(logits, keys, sampling)
         finished = self.finished | (drawn == vocabulary.end)
         last = jnp.where(finished, vocabulary.pad, drawn)
-        return Drawn(self.keys, finished, self.tokens.at[:, step].set(last), self.count + ~finished), last
+        return Drawn(self.keys, finished, self.tokens.at[:, step].set(last), self.lengths + ~finished), last
 
     def written(self) -> tuple[jax.Array, jax.Array]:
         """Tokens [B, steps], and how many of each row are its text."""
-        return self.tokens, self.count
+        return self.tokens, self.lengths

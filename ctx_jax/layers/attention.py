@@ -129,7 +129,7 @@ class SelfAttention(nn.Module):
         )
         return self.output(y), probabilities, Past(keys.swapaxes(1, 2), values.swapaxes(1, 2))
 
-    def extend(self, x: jax.Array, past: Past, slot: jax.Array, mask: jax.Array) -> tuple[jax.Array, Past]:
+    def extend(self, x: jax.Array, past: Past, slot: jax.Array | int, mask: jax.Array) -> tuple[jax.Array, Past]:
         """One new position x [B, 1, D] -> [B, 1, D], and the past with its key and value in that slot.
 
         mask [B, 1, 1, S] says which slots it sees.

@@ -132,7 +132,7 @@ class Shared(NamedTuple):
     documents: jax.Array
     """[B, T], or [B, S] where one position is decoded: those of all slots, its own included."""
     collect: tuple[str, ...]
-    slot: jax.Array | None = None
+    slot: jax.Array | int = 0
     """Where one position is decoded, and is written."""
 
 
@@ -179,7 +179,7 @@ class Layer(nn.Module):
         collected["layers"] = x
         return x, {name: collected[name] for name in shared.collect}
 
-    def mask(self, documents: jax.Array, slot: jax.Array) -> jax.Array:
+    def mask(self, documents: jax.Array, slot: jax.Array | int) -> jax.Array:
         """[B, 1, 1, S]: the slots [B, S] that the position in `slot`, the last one, sees."""
         own = jax.lax.dynamic_slice_in_dim(documents, slot, 1, axis=1)
         mask = masks.same_document(own, documents)
