@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,9 +28,14 @@ from ctx_jax.generation import windows
 from ctx_jax.generation.beams import NO_SEARCH, Beams, Hypotheses
 from ctx_jax.generation.sampling import Drawn, Sampling, penalized, text_only
 from ctx_jax.generation.windows import bucket
+from ctx_jax.layers.embeddings import in_dtype
+from ctx_jax.layers.stack import apart
 
 Watch = Callable[[list[list[int]]], Sequence[bool]]
 """Is given the tokens of all rows so far, and says which rows are to end."""
+
+MATRICES = ("kernel", "embedding")
+"""Names of parameters that are multiplied in the compute dtype; the others are small, or summed in fp32."""
 
 
 class State(NamedTuple):
@@ -91,11 +96,12 @@ def generate(
     state = State(jnp.int32(0), last, seen_tokens(filled, vocabulary, sampling), texts, cache)
     if search.beams > 1:
         state = _repeated(state, search.beams)
+    ready = _ready(model, variables)
     step, slide = 0, room
     while True:
         until = min(length, slide, step + every if watch else length)
         limits = np.int32(until), np.int32(length), view.visible
-        state = _advance(model, variables, vocabulary, state, stopped, limits, sampling=sampling, search=search)
+        state = _advance(model, ready, vocabulary, state, stopped, limits, sampling=sampling, search=search)
         (tokens, count), ended, step = jax.device_get((state.texts.written(), state.texts.finished, state.step))
         written = [row[:n].tolist() for row, n in zip(tokens, count, strict=True)]
         if watch:
@@ -161,6 +167,22 @@ def identities(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
         repeats.append(seen[digest])
         seen[digest] += 1
     return np.array(digests, np.uint32), np.array(repeats, np.int32)
+
+
+@partial(jax.jit, static_argnames=("model",))
+def _ready(model: Any, variables: Variables) -> Variables:
+    """The variables as a step wants them: the layers' apart, and matrices in the dtype in which they are multiplied, so
+    that a token costs one reading of them."""
+
+    def narrow(path: Any, leaf: jax.Array) -> jax.Array:
+        return in_dtype(leaf, model.config.dtype) if path[-1].key in MATRICES else leaf
+
+    def with_layers_apart(tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        return {name: apart(part) if name == "layers" else with_layers_apart(part) for name, part in tree.items()}
+
+    return with_layers_apart(jax.tree_util.tree_map_with_path(narrow, variables))
 
 
 @partial(jax.jit, static_argnames=("model", "slots"))

@@ -22,6 +22,7 @@ GREEDY = Sampling(temperature=0.0)
 @dataclass(frozen=True)
 class Config:
     max_length: int | None = None
+    dtype: str = "float32"
 
 
 class Cache(NamedTuple):
