@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -30,9 +31,10 @@ def tell(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """A piece of a line for people, from one process."""
+    """A piece of text for people, from one process; U+FFFD stands for what would steer their terminal."""
     if speaks():
-        print(text, end="", file=sys.stderr, flush=True)
+        safe = "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+        print(safe, end="", file=sys.stderr, flush=True)
 
 
 @contextmanager
