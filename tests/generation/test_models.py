@@ -144,7 +144,8 @@ def test_a_window_slides_over_a_text_of_any_length(name: str, window: int):
     texts = generate(*endless(name), VOCABULARY, prompts, **options)
     naive = rereading if name == "gpt" else partial(remembering, name)
     assert texts == [naive(prompt, 45, window) for prompt in prompts]
-    assert texts[:1] == generate(*endless(name), VOCABULARY, prompts[:1], **options)
+    if name == "gpt":  # where each row slides at its own time
+        assert texts[:1] == generate(*endless(name), VOCABULARY, prompts[:1], **options)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_a_window_that_cannot_be_is_named(name: str, window: int, message: str):
 
 def exhaustive(name: str, prompt: list[int], length: int, vocabulary: Vocabulary, search: Beams) -> list[int]:
     """The best of all texts up to that length, each scored without a cache."""
-    model, variables = built(name, vocabulary_size=vocabulary.size)
+    model, variables = built(name, vocabulary_size=vocabulary.size, layers=1)
     texts = list(itertools.product([vocabulary.unknown, *range(7, vocabulary.size)], repeat=length))
     rows = jnp.array([[*prompt, *text] for text in texts])
     batch = {"tokens": rows, "documents": jnp.ones_like(rows), "positions": jnp.arange(rows.shape[1])[None]}
@@ -192,10 +193,10 @@ def exhaustive(name: str, prompt: list[int], length: int, vocabulary: Vocabulary
 @pytest.mark.parametrize("name", CONFIGS)
 def test_beam_search_with_room_for_all_texts_is_exhaustive(name: str):
     """Four tokens of text and the end: 80 continuations at the last of three steps. By this penalty some texts end."""
-    vocabulary, search = replace(VOCABULARY, size=10), Beams(80, 4.5)
+    vocabulary, search = replace(VOCABULARY, size=10), Beams(80, 3.0)
     prompts = [[2], [2, 9, 8, 7, 1], [2, 7, 7]]
     options: dict[str, Any] = {"length": 3, "sampling": Sampling(), "seed": 0, "search": search}
-    texts = generate(*built(name, vocabulary_size=10), vocabulary, prompts, **options)
+    texts = generate(*built(name, vocabulary_size=10, layers=1), vocabulary, prompts, **options)
     assert texts == [exhaustive(name, prompt, 3, vocabulary, search) for prompt in prompts]
 
 
