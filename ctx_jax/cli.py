@@ -22,10 +22,11 @@ import tyro
 from ctx_jax import cli_evaluation, cli_text, cli_transfer
 from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.beams import NO_SEARCH, Beams
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
 from ctx_jax.parallel.hosts import start_hosts
-from ctx_jax.progress import speaks
+from ctx_jax.progress import show, speaks
 from ctx_jax.serialization import nearest
 from ctx_jax.signals import INTERRUPTED, REQUEUE, Interrupted, Preempted
 from ctx_jax.text import local
@@ -94,8 +95,16 @@ class Generate:
     length: int = 64
     """tokens to generate, at most"""
     sampling: Annotated[Sampling, tyro.conf.arg(name="")] = Sampling()
+    search: Annotated[Beams, tyro.conf.arg(name="")] = NO_SEARCH
     seed: int = 0
     """the same seed gives the same text"""
+    stop: tuple[str, ...] = ()
+    """texts that end what is generated, and are left out"""
+    window: int | None = None
+    """tokens that a text goes on from: read anew where the model's positions are used up (GPT), or all that a new
+    token sees (Transformer-XL, XLNet); default: the whole text, and an error past the last position"""
+    stream: bool = False
+    """show the texts on stderr while they are written"""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -157,11 +166,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep_compiled()
             result = COMMANDS[command](rest)
         if speaks():
-            print(json.dumps(result), flush=True)
+            print(as_json(result), flush=True)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments and not isinstance(error, (Interrupted, Preempted)):
             raise
         fail(*explained(error))
+
+
+def as_json(result: Any) -> str:
+    """One line, in which what people and stdout can read is no escape."""
+    line = json.dumps(result, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(result)
+    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in line)
 
 
 def named_command(words: list[str]) -> tuple[str, list[str]]:
@@ -253,7 +272,16 @@ def generate(arguments: list[str]) -> Any:
     (folder,), rest = positional("generate", arguments, "RUN", most=1)
     chosen = parse_type(Generate, rest, "ctx_jax generate RUN")
     return runs.generate(
-        Path(folder), chosen.prompt, chosen.length, chosen.sampling, chosen.seed, checkpoint=chosen.checkpoint
+        Path(folder),
+        chosen.prompt,
+        chosen.length,
+        chosen.sampling,
+        chosen.seed,
+        checkpoint=chosen.checkpoint,
+        search=chosen.search,
+        stop=chosen.stop,
+        window=chosen.window,
+        show=show if chosen.stream else None,
     )
 
 

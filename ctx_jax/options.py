@@ -29,7 +29,7 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   train EXPERIMENT [--run DIR] [--text PATH] [--tokenizer KIND] [--continue RUN] [--from RUN] [--training.steps N] ...
                                                                                         start a run, or resume it
   evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
-  generate RUN --prompt "..." [--temperature 0] [--top-k K] [--top-p P] ...             continue prompts
+  generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
   harness RUN --tasks NAME... [--include-path FOLDER] [--shots K] ...                   tasks of lm-evaluation-harness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -27,6 +28,13 @@ def tell(text: str) -> None:
     """One line for people, from one process."""
     if speaks():
         print(text, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """A piece of text for people, from one process; U+FFFD stands for what would steer their terminal."""
+    if speaks():
+        safe = "".join("\ufffd" if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+        print(safe, end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -23,8 +23,10 @@ from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
 from ctx_jax.experiment import Experiment, load, save
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.decode import generate as continue_prompts
+from ctx_jax.generation.sampling import Sampling
+from ctx_jax.generation.text import Show, Texts
 from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
@@ -37,6 +39,9 @@ from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, na
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
 from ctx_jax.training.stopping import Watch
+
+TOKENS_TO_STOP = 8
+"""Tokens from one look for stop strings to the next: what comes after one is lost."""
 
 
 def train(
@@ -275,20 +280,42 @@ def reread(reader: Reader, length: int | None, stride: int | None) -> Reader:
 
 
 def generate(
-    path: Path, prompts: tuple[str, ...], length: int, sampling: Sampling, seed: int, checkpoint: str = "last"
+    path: Path,
+    prompts: tuple[str, ...],
+    length: int,
+    sampling: Sampling,
+    seed: int,
+    checkpoint: str = "last",
+    search: Beams = NO_SEARCH,
+    stop: tuple[str, ...] = (),
+    window: int | None = None,
+    show: Show | None = None,
 ) -> dict[str, Any]:
-    """Continues the prompts with a run's checkpoint. Returns {"run", "step", "texts"}, prompts included."""
+    """Continues the prompts with a run's checkpoint. Returns {"run", "step", "texts"}, prompts included, each text cut
+    before the first of the stop strings that is generated; `show` is given the same texts while they grow."""
+    if search.beams > 1 and (stop or window or show):
+        raise ValueError(
+            f"--beams {search.beams}: beam search knows its text at the end only, "
+            "leave out --stop, --window and --stream"
+        )
     trained = open_run(path, checkpoint)
     vocabulary = trained.tokenizer.vocabulary
     for prompt in prompts:
         if not prompt.isprintable() and any(0xD800 <= ord(character) <= 0xDFFF for character in prompt):
             raise ValueError(f"--prompt {prompt!r} is not UTF-8: give it in that encoding")
-    ids = [[vocabulary.begin, *trained.tokenizer.encode(prompt).ids.tolist()] for prompt in prompts]
+    ids = [trained.tokenizer.encode(prompt).ids.tolist() for prompt in prompts]
+    texts = Texts(trained.tokenizer, ids, stop, show)
     continuations = continue_prompts(
-        trained.model, trained.variables, vocabulary, ids, length=length, sampling=sampling, seed=seed
+        trained.model,
+        trained.variables,
+        vocabulary,
+        [[vocabulary.begin, *prompt] for prompt in ids],
+        length=length,
+        sampling=sampling,
+        seed=seed,
+        search=search,
+        window=window,
+        watch=texts.watch if stop or show else None,
+        every=1 if show else TOKENS_TO_STOP,
     )
-    texts = [
-        trained.tokenizer.decode(prompt[1:] + continuation)
-        for prompt, continuation in zip(ids, continuations, strict=True)
-    ]
-    return {"run": str(path), "step": trained.step, "texts": texts}
+    return {"run": str(path), "step": trained.step, "texts": texts.finish(continuations)}

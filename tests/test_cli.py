@@ -97,6 +97,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ("train gpt:tiny --data.folder /dev/null", "/dev/null: File exists: choose another path"),
         ("evaluate no-such-run --lenght 3", "unknown option --lenght; did you mean '--length'?"),
         ("generate no-such-run --prompt", "--prompt is given no text"),
+        ("generate no-such-run --prompt a --beams 2 --stream", "leave out --stop, --window and --stream"),
         ("generate no-such-run --prompt a --temperature 1e-45", "choose 0 (greedy) or a number from 1e-06 upward"),
     ],
 )
@@ -174,6 +175,21 @@ def test_from_experiment_to_text(speeches: Path, tmp_path: Path, monkeypatch: py
 
     code, out, err = run(["generate", "runs/a", "--prompt", "The people", "--length", "4", "--top-k", "5"], capsys)
     assert json.loads(out)["texts"][0].startswith("The people")
+
+    words = ["generate", "runs/a", "--prompt", "The péople", "of", "--length", "12", "--seed", "3"]
+    code, out, err = run(words, capsys)
+    texts = json.loads(out)["texts"]
+    assert code == 0 and "péople" in out and texts[0].startswith("The péople")
+    code, streamed, err = run([*words, "--stream"], capsys)
+    steering = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what steers a terminal is not shown
+    assert (streamed, err) == (out, "".join(steering.sub("\ufffd", f"{text}\n") for text in texts))
+    code, out, err = run([*words, "--stream", "--stop", texts[0][14:17]], capsys)
+    cut = json.loads(out)["texts"]
+    assert cut[0] == texts[0][: texts[0].index(texts[0][14:17], len("The péople"))]
+    assert err == "".join(steering.sub("\ufffd", f"{text}\n") for text in cut)
+    code, out, err = run([*words[:5], "--length", "3000"], capsys)
+    assert (code, out) == (2, "")
+    assert "pass the model's 256 positions: generate at most" in err.splitlines()[-1]
 
     code, out, _ = run(["report", "runs/a", "runs/b", "--output", "page.html"], capsys)
     assert json.loads(out)["report"] == "page.html"

@@ -19,7 +19,7 @@ from ctx_jax.data.subwords import ByteLevelBPE, WordPiece
 from ctx_jax.data.symbols import Characters, Words
 from ctx_jax.data.tokenizers import load_tokenizer
 from ctx_jax.experiment import find, load
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.interop.tensors import read_tensors
 from tests.golden.compare import HERE
 from tests.tiny import smaller

@@ -20,7 +20,7 @@ import pytest
 from ctx_jax import runs
 from ctx_jax.data import locked
 from ctx_jax.experiment import Experiment
-from ctx_jax.generation.decode import Sampling
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.signals import Interrupted
 from ctx_jax.text import open_text
 from ctx_jax.training.checkpoints import PARTS, saved

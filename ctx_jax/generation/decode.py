@@ -1,89 +1,54 @@
-"""Generation: prompts are read at once into a cache, then one token at a time is drawn on the device.
+"""Generation: prompts are read at once into a cache, then one token at a time is chosen on the device.
 
-    prompts -> buckets of static shape -> model.start -> while_loop(model.decode -> restrict -> draw) -> token lists
+    prompts -> buckets of static shape -> model.start -> while_loop(model.decode -> restrict -> choose) -> token lists
 
 A row's text is a function of the model, its prompt and the seed: padding is on the left and belongs to no document,
 positions count from the prompt's first token, and the random key is the row's own, so batch mates change nothing (up
 to the rounding of another batch shape).
+
+The loop is one program that is told when to come back: after the last token, after a few where somebody watches, or
+where the window slides.
 """
 
 from __future__ import annotations
 
-import math
+import operator
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ctx_jax.contract import Batch, Variables, Vocabulary
+from ctx_jax.generation import windows
+from ctx_jax.generation.beams import NO_SEARCH, Beams, Hypotheses
+from ctx_jax.generation.sampling import Drawn, Sampling, penalized, text_only
+from ctx_jax.generation.windows import bucket
+from ctx_jax.layers.embeddings import in_dtype
+from ctx_jax.layers.stack import apart
 
-SMALLEST_BUCKET = 16
-"""Prompts and lengths up to this many tokens share one compilation."""
-SHARPEST = 1e-6
-"""The lowest temperature but 0: logits divided by less may leave fp32."""
+Watch = Callable[[list[list[int]]], Sequence[bool]]
+"""Is given the tokens of all rows so far, and says which rows are to end."""
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen; the restrictions apply in the order of the fields."""
-
-    temperature: float = 1.0
-    """Divides the logits: below 1 sharper, above 1 flatter, 0 always the most probable token (greedy)."""
-    top_k: int | None = None
-    """Draw from the k most probable tokens only (Fan et al. 2018, arXiv 1805.04833)."""
-    top_p: float | None = None
-    """Draw from the smallest set of most probable tokens that holds this probability (Holtzman et al. 2019,
-    arXiv 1904.09751, section 3.1)."""
-
-    def __post_init__(self) -> None:
-        if not (self.temperature == 0 or SHARPEST <= self.temperature < math.inf):
-            raise ValueError(f"temperature {self.temperature}: choose 0 (greedy) or a number from {SHARPEST} upward")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k}: choose at least 1, or None for all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p}: choose a probability above 0 and up to 1, or None for all tokens")
+MATRICES = ("kernel", "embedding")
+"""Names of parameters that are multiplied in the compute dtype; the others are small, or summed in fp32."""
 
 
-def keep_top_k(logits: jax.Array, k: int) -> jax.Array:
-    """[B, V] -> [B, V] with all but the k largest of each row at -inf (of equal ones the lower ids stay)."""
-    values, ids = jax.lax.top_k(logits, min(k, logits.shape[-1]))
-    rows = jnp.arange(logits.shape[0])[:, None]
-    return jnp.full_like(logits, -jnp.inf).at[rows, ids].set(values)
+class State(NamedTuple):
+    """The loop's: R rows, B of them or, in beam search, B K."""
 
-
-def keep_top_p(logits: jax.Array, p: float) -> jax.Array:
-    """[B, V] -> [B, V] with each row's nucleus kept, the rest at -inf: a token stays if those more probable than it
-    hold less than p, so the most probable one always does."""
-    order = jnp.argsort(logits, axis=-1, descending=True)
-    probabilities = jax.nn.softmax(jnp.take_along_axis(logits, order, axis=-1), axis=-1)
-    above = jnp.cumsum(probabilities, axis=-1) - probabilities
-    rows = jnp.arange(logits.shape[0])[:, None]
-    kept = jnp.zeros(logits.shape, bool).at[rows, order].set(above < p)
-    return jnp.where(kept, logits, -jnp.inf)
-
-
-def draw(logits: jax.Array, keys: jax.Array, sampling: Sampling) -> jax.Array:
-    """One token per row of logits [B, V], by the row's own key of `keys` [B] -> [B] int32."""
-    if sampling.temperature == 0:
-        return logits.argmax(-1).astype(jnp.int32)
-    logits = logits / sampling.temperature
-    if sampling.top_k is not None:
-        logits = keep_top_k(logits, sampling.top_k)
-    if sampling.top_p is not None:
-        logits = keep_top_p(logits, sampling.top_p)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
-
-
-def text_only(logits: jax.Array, vocabulary: Vocabulary) -> jax.Array:
-    """[B, V] with -inf where no text can be: special ids other than the end, and ids that the tokenizer lacks."""
-    banned = [token for token in vocabulary.special if token != vocabulary.end]
-    logits = logits.at[:, jnp.array(banned)].set(-jnp.inf)
-    return jnp.where(jnp.arange(logits.shape[-1]) < vocabulary.size, logits, -jnp.inf)
+    step: jax.Array
+    """Scalar int32: tokens chosen so far."""
+    last: jax.Array
+    """[R] int32: what the cache has not seen yet."""
+    seen: jax.Array | None
+    """[R, V] bool: tokens of prompt and text, if they are penalized."""
+    texts: Drawn | Hypotheses
+    cache: Any
 
 
 def generate(
@@ -95,74 +60,102 @@ def generate(
     length: int,
     sampling: Sampling,
     seed: int,
+    search: Beams = NO_SEARCH,
+    window: int | None = None,
+    watch: Watch | None = None,
+    every: int = 1,
 ) -> list[list[int]]:
     """Continues each prompt by at most `length` tokens; a row that ends sooner stops before its end token.
 
-    The same prompt given twice gives two different texts. One compilation serves every call whose number of prompts,
-    longest prompt and length fall into the same powers of two. Raises ValueError if the model cannot generate, a
-    prompt is empty or has a token outside the vocabulary, or a text would pass the model's last position.
+    The same prompt given twice gives two different texts, if they are drawn. One compilation serves every call whose
+    number of prompts, longest prompt and length fall into the same powers of two.
+
+    Args:
+        window: the text that a model goes on from when it gets long. With learned positions, those that are used up
+            begin again: the row's last `window` tokens are read anew, as if the text began there. With relative ones
+            each new token sees the `window` last ones, itself included, and what they have seen: a memory of
+            `window` - 1 positions (Dai et al. 2019, section 3.2) after a first segment, the prompt.
+        watch: called after every `every` tokens.
+
+    Raises ValueError if the model cannot generate, a prompt is empty or has a token outside the vocabulary, a text
+    would pass the model's last position and there is no window, or beam search is given what it does not do.
     """
+    check(model, vocabulary, prompts, length, sampling, seed, search)
+    if (window or watch) and search.beams > 1:
+        raise ValueError("beam search knows its text at the end only: leave out window and watch, or choose 1 beam")
+    if not prompts:
+        return []
+    rows = bucket(len(prompts), 1)
+    filled = prompts + [[vocabulary.begin]] * (rows - len(prompts))
+    read = partial(_read, model, variables)
+    view, steps = windows.view(model.config, max(map(len, prompts)), length, window, read, vocabulary.pad)
+    stopped, digests, repeats = np.arange(rows) >= len(prompts), *identities(filled)
+    texts = _begin(vocabulary, stopped, digests, repeats, np.uint32(seed), search=search, steps=steps)
+    last = jnp.array([prompt[-1] for prompt in filled], jnp.int32)
+    cache, room = view.renew(None, filled, stopped)
+    state = State(jnp.int32(0), last, seen_tokens(filled, vocabulary, sampling), texts, cache)
+    if search.beams > 1:
+        state = _repeated(state, search.beams)
+    ready = _ready(model, variables)
+    step, slide = 0, room
+    while True:
+        until = min(length, slide, step + every if watch else length)
+        limits = np.int32(until), np.int32(length), view.visible
+        state = _advance(model, ready, vocabulary, state, stopped, limits, sampling=sampling, search=search)
+        (tokens, count), ended, step = jax.device_get((state.texts.written(), state.texts.finished, state.step))
+        written = [row[:n].tolist() for row, n in zip(tokens, count, strict=True)]
+        if watch:
+            ended = ended | np.pad(np.array(watch(written[: len(prompts)]), bool), (0, rows - len(prompts)))
+        if step == length or ended.all():
+            return written[: len(prompts)]
+        stopped = ended
+        if step == slide:
+            cache, room = view.renew(state.cache, [*map(operator.add, filled, written)], ended)
+            state, slide = state._replace(cache=cache), step + room
+
+
+def check(
+    model: Any,
+    vocabulary: Vocabulary,
+    prompts: list[list[int]],
+    length: int,
+    sampling: Sampling,
+    seed: int,
+    search: Beams,
+) -> None:
+    """Raises ValueError for what `generate` cannot do with any number of positions."""
     if not hasattr(model, "decode"):
         raise ValueError(f"{type(model).__name__} cannot generate: it has no `decode`, choose a run of a causal model")
     if length < 1:
         raise ValueError(f"length {length}: generate at least 1 token")
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed {seed}: choose a number from 0 to {2**32 - 1}")
-    if not prompts:
-        return []
     for row, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {row} is empty: give at least the begin token, {vocabulary.begin}")
         if not all(0 <= token < vocabulary.size for token in prompt):
             raise ValueError(f"prompt {row} has a token outside the vocabulary of {vocabulary.size}: use its tokenizer")
-    longest = max(map(len, prompts))
-    width, steps = bucket(longest - 1, SMALLEST_BUCKET), bucket(length, SMALLEST_BUCKET)
-    last = getattr(model.config, "max_length", None)
-    if last is not None:
-        if longest + length - 1 > last:
-            raise ValueError(
-                f"a prompt of {longest} tokens and {length} more pass the model's {last} positions: "
-                f"generate at most {max(0, last + 1 - longest)} or shorten the prompt"
-            )
-        width = min(width, last - length)
-        steps = min(steps, last - width)
-    rows = bucket(len(prompts), 1)
-    digests, repeats = identities(prompts)
-    tokens, count = _generate(
-        model,
-        variables,
-        vocabulary,
-        left_padded([prompt[:-1] for prompt in prompts], rows, width, vocabulary.pad),
-        np.array([prompt[-1] for prompt in prompts] + [vocabulary.begin] * (rows - len(prompts)), np.int32),
-        np.pad(digests, (0, rows - len(prompts))),
-        np.pad(repeats, (0, rows - len(prompts))),
-        np.arange(rows) >= len(prompts),
-        length,
-        np.uint32(seed),
-        sampling=sampling,
-        steps=steps,
-    )
-    return [row[:n].tolist() for row, n in zip(*jax.device_get((tokens, count)), strict=True)][: len(prompts)]
+    if search.beams > 1:
+        for name, draws in (
+            ("temperature", sampling.temperature not in (0, 1)),
+            ("top_k", sampling.top_k),
+            ("top_p", sampling.top_p),
+        ):
+            if draws:
+                raise ValueError(
+                    f"{name} {getattr(sampling, name)}: beam search draws nothing, leave it out or choose 1 beam"
+                )
 
 
-def bucket(n: int, smallest: int) -> int:
-    """The next power of two, at least `smallest`: the static size that stands for n."""
-    return max(smallest, 1 << max(0, n - 1).bit_length())
-
-
-def left_padded(prompts: list[list[int]], rows: int, width: int, pad: int) -> Batch:
-    """Prompts of any length as one batch [rows, width]: document 1, padding in front as document 0."""
-    tokens = np.full((rows, width), pad, np.int32)
-    starts = np.full((rows, 1), width, np.int32)
+def seen_tokens(prompts: list[list[int]], vocabulary: Vocabulary, sampling: Sampling) -> jax.Array | None:
+    """[B, V] bool: which tokens the prompts have, but for the end's; None if none is penalized."""
+    if sampling.repetition_penalty == 1:
+        return None
+    seen = np.zeros((len(prompts), vocabulary.size), bool)
     for row, prompt in enumerate(prompts):
-        starts[row] = width - len(prompt)
-        tokens[row, starts[row, 0] :] = prompt
-    columns = np.arange(width, dtype=np.int32)
-    return {
-        "tokens": tokens,
-        "documents": (columns >= starts).astype(np.int32),
-        "positions": np.maximum(columns - starts, 0),
-    }
+        seen[row, prompt] = True
+    seen[:, vocabulary.end] = False
+    return jnp.asarray(seen)
 
 
 def identities(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -176,45 +169,94 @@ def identities(prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(digests, np.uint32), np.array(repeats, np.int32)
 
 
-@partial(jax.jit, static_argnames=("model", "vocabulary", "sampling", "steps"))
-def _generate(
+@partial(jax.jit, static_argnames=("model",))
+def _ready(model: Any, variables: Variables) -> Variables:
+    """The variables as a step wants them: the layers' apart, and matrices in the dtype in which they are multiplied, so
+    that a token costs one reading of them."""
+
+    def narrow(path: Any, leaf: jax.Array) -> jax.Array:
+        return in_dtype(leaf, model.config.dtype) if path[-1].key in MATRICES else leaf
+
+    def with_layers_apart(tree: Any) -> Any:
+        if not isinstance(tree, Mapping):
+            return tree
+        return {name: apart(part) if name == "layers" else with_layers_apart(part) for name, part in tree.items()}
+
+    return with_layers_apart(jax.tree_util.tree_map_with_path(narrow, variables))
+
+
+@partial(jax.jit, static_argnames=("model", "slots"))
+def _read(model: Any, variables: Variables, batch: Batch, slots: int) -> Any:
+    """The cache of the prompts, with room for what follows."""
+    return model.apply(variables, batch, slots, method="start")
+
+
+@partial(jax.jit, static_argnames=("vocabulary", "search", "steps"))
+def _begin(
+    vocabulary: Vocabulary,
+    finished: jax.Array,
+    digests: jax.Array,
+    repeats: jax.Array,
+    seed: jax.Array,
+    *,
+    search: Beams,
+    steps: int,
+) -> Drawn | Hypotheses:
+    """Texts of no tokens, one in each of the B rows."""
+    if search.beams > 1:
+        return Hypotheses.begin(finished, search.beams, steps, vocabulary.pad)
+    root = jax.random.key(seed)
+    fold = jax.vmap(lambda digest, repeat: jax.random.fold_in(jax.random.fold_in(root, digest), repeat))
+    return Drawn.begin(fold(digests, repeats), finished, steps, vocabulary.pad)
+
+
+@partial(jax.jit, static_argnames=("beams",))
+def _repeated(state: State, beams: int) -> State:
+    """B K rows of B: every hypothesis starts with its prompt."""
+    rows = jnp.repeat(jnp.arange(len(state.last)), beams)
+    seen = None if state.seen is None else state.seen[rows]
+    return state._replace(last=state.last[rows], seen=seen, cache=state.cache.rows(rows))
+
+
+@partial(jax.jit, static_argnames=("model", "vocabulary", "sampling", "search"), donate_argnames=("state",))
+def _advance(
     model: Any,
     variables: Variables,
     vocabulary: Vocabulary,
-    batch: Batch,
-    last: jax.Array,
-    digests: jax.Array,
-    repeats: jax.Array,
-    finished: jax.Array,
-    length: jax.Array,
-    seed: jax.Array,
+    state: State,
+    stopped: jax.Array,
+    limits: tuple[jax.Array, jax.Array, jax.Array | None],
     *,
     sampling: Sampling,
-    steps: int,
-) -> tuple[jax.Array, jax.Array]:
-    """Generated tokens [B, steps] and how many of each row count [B]. `last` [B] is each prompt's last token: the cache
-    holds what stands before it, and the first decode reads it."""
-    rows, width = batch["tokens"].shape
-    root = jax.random.key(seed)
-    keys = jax.vmap(lambda digest, repeat: jax.random.fold_in(jax.random.fold_in(root, digest), repeat))(
-        digests, repeats
-    )
-    cache = model.apply(variables, batch, width + steps, method="start")
+    search: Beams,
+) -> State:
+    """The state when so many tokens are chosen as the first limit says, of the second in all, or every text has ended.
 
-    def going_on(state: Any) -> jax.Array:
-        step, _, finished, _, _, _ = state
-        return (step < length) & ~finished.all()
+    `stopped` [B] are texts that end here; a token sees no more than the third limit of those before it, itself
+    included.
+    """
+    until, length, visible = limits
 
-    def one_token(state: Any) -> Any:
-        step, last, finished, count, tokens, cache = state
+    def going_on(state: State) -> jax.Array:
+        return (state.step < until) & ~state.texts.finished.all()
+
+    def one_token(state: State) -> State:
+        step, last, seen, texts, cache = state
+        if visible is not None:
+            near = jnp.arange(cache.documents.shape[1]) > cache.used - visible
+            cache = cache._replace(documents=jnp.where(near, cache.documents, 0))
         logits, cache = model.apply(variables, last[:, None], cache, method="decode")
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
-        drawn = draw(text_only(logits, vocabulary), step_keys, sampling)
-        finished = finished | (drawn == vocabulary.end)
-        last = jnp.where(finished, vocabulary.pad, drawn)
-        return step + 1, last, finished, count + ~finished, tokens.at[:, step].set(last), cache
+        logits = text_only(logits, vocabulary)
+        if seen is not None:
+            logits = penalized(logits, seen, sampling.repetition_penalty)
+        if isinstance(texts, Drawn):
+            texts, last = texts.grow(logits, step, vocabulary, sampling)
+        else:
+            texts, last, origins = texts.grow(logits, step, length, vocabulary, search)
+            cache, seen = cache.rows(origins), None if seen is None else seen[origins]
+        if seen is not None:
+            seen = seen.at[jnp.arange(len(last)), last].set(True)
+        return State(step + 1, last, seen, texts, cache)
 
-    tokens = jnp.full((rows, steps), vocabulary.pad, jnp.int32)
-    start = (jnp.int32(0), last, finished, jnp.zeros(rows, jnp.int32), tokens, cache)
-    _, _, _, count, tokens, _ = jax.lax.while_loop(going_on, one_token, start)
-    return tokens, count
+    texts = state.texts._replace(finished=state.texts.finished | stopped)
+    return jax.lax.while_loop(going_on, one_token, state._replace(texts=texts))

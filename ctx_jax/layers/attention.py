@@ -74,22 +74,12 @@ def attention(
 
 
 class Past(NamedTuple):
-    """What a decoder's earlier positions have left for one layer; read only, so that no step copies it."""
+    """What a decoder's earlier positions have left for one layer."""
 
     keys: jax.Array
-    """[B, S, H, C]"""
+    """[B, S, H, C]; those of `SelfAttention` are [B, H, S, C], as the products of one query want them."""
     values: jax.Array
-    """[B, S, H, C]"""
-
-
-def cached_attention(query: jax.Array, key: jax.Array, value: jax.Array, past: Past, mask: jax.Array) -> jax.Array:
-    """Attention of one new position, [B, 1, H, C] each, to itself and, where mask [B, 1, 1, S] allows, to the past."""
-    source = past.keys.shape[1]
-    scores = jnp.concatenate([attention_scores(query, past.keys), attention_scores(query, key)], axis=-1)
-    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=True)
-    probabilities = masked_softmax(scores, mask).astype(value.dtype)
-    past_sum = jnp.einsum("bhts,bshc->bthc", probabilities[..., :source], past.values)
-    return past_sum + jnp.einsum("bhts,bshc->bthc", probabilities[..., source:], value)
+    """Like keys."""
 
 
 class SelfAttention(nn.Module):
@@ -137,14 +127,17 @@ class SelfAttention(nn.Module):
             dropout_key=key,
             collect=collect,
         )
-        return self.output(y), probabilities, Past(keys, values)
+        return self.output(y), probabilities, Past(keys.swapaxes(1, 2), values.swapaxes(1, 2))
 
-    def extend(self, x: jax.Array, past: Past, documents: jax.Array, positions: jax.Array) -> tuple[jax.Array, Past]:
-        """One new position x [B, 1, D] -> [B, 1, D] and its own key and value, [B, 1, H, C].
+    def extend(self, x: jax.Array, past: Past, slot: jax.Array | int, mask: jax.Array) -> tuple[jax.Array, Past]:
+        """One new position x [B, 1, D] -> [B, 1, D], and the past with its key and value in that slot.
 
-        documents and positions [B, S + 1] are those of the past and, last, of the new position.
+        mask [B, 1, 1, S] says which slots it sees.
         """
-        new = Past(self.key(x), self.value(x))
-        mask = masks.same_document(documents[:, -1:], documents[:, :-1])
-        mask &= masks.causal(positions[:, -1:], positions[:, :-1], self.window)
-        return self.output(cached_attention(self.query(x), *new, past, mask)), new
+        new = Past(self.key(x).swapaxes(1, 2), self.value(x).swapaxes(1, 2))
+        past = Past(*(jax.lax.dynamic_update_slice_in_dim(x, y, slot, axis=2) for x, y in zip(past, new, strict=True)))
+        query = self.query(x)
+        wide = jnp.promote_types(query.dtype, jnp.float32)
+        scores = jnp.einsum("bthc,bhsc->bhts", query, past.keys, preferred_element_type=wide) * query.shape[-1] ** -0.5
+        probabilities = masked_softmax(scores, mask).astype(past.values.dtype)
+        return self.output(jnp.einsum("bhts,bhsc->bthc", probabilities, past.values)), past

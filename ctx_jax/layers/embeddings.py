@@ -38,4 +38,5 @@ class Embedding(nn.Module):
 
         The table itself, for tied logits, is `.embedding`.
         """
-        return jnp.take(self.embedding, ids, axis=0, mode="fill")
+        rows = jnp.take(self.embedding, ids, axis=0, mode="fill")
+        return rows.astype(jnp.promote_types(rows.dtype, jnp.float32))

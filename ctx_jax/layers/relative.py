@@ -166,6 +166,18 @@ class Cache(NamedTuple):
         documents = jax.lax.dynamic_update_slice_in_dim(self.documents, jnp.maximum(last, 1), self.used, axis=1)
         return self._replace(documents=documents, used=self.used + 1)
 
+    def rows(self, rows: jax.Array) -> Cache:
+        """The cache of these rows."""
+        past, documents = jax.tree.map(lambda x: x[rows], (self.past, self.documents))
+        return self._replace(past=past, documents=documents)
+
+    def drop(self, count: jax.Array) -> Cache:
+        """The cache without its first slots: so many are free at its end."""
+        left = jnp.arange(self.documents.shape[1]) < self.documents.shape[1] - count
+        documents = jnp.where(left, jnp.roll(self.documents, -count, axis=1), 0)
+        past = jax.tree.map(lambda x: jnp.roll(x, -count, axis=2), self.past)
+        return self._replace(past=past, documents=documents, used=self.used - count)
+
 
 def write(past: Past, new: Past, slot: jax.Array | int, axis: int) -> Past:
     """The past with new keys and values in `slot` of that axis."""

@@ -23,6 +23,9 @@ class Stack(nn.Module):
     of arrays [B, ...].
 
     `scan` and `remat` change speed and memory only: the parameters, and so the checkpoints, are the same.
+
+    Generation takes the layers one after the other, each with arrays of its own, so that no step copies a slice: the
+    parameters may be a list of the layers' (`apart`), and where `per_layer` is one, so are the outputs.
     """
 
     layer: Callable[..., nn.Module]
@@ -35,6 +38,13 @@ class Stack(nn.Module):
     def __call__(self, x: Any, per_layer: Any, shared: Any, key: jax.Array | None) -> tuple[Any, Any]:
         """per_layer: pytree of [B, L, ...]. Returns x and the layers' outputs, each [B, L, ...]."""
         layer = self.layer(parent=None)
+        if isinstance(per_layer, list):
+            assert key is None
+            outputs = []
+            for own, entry in zip(apart(self.get_variable("params", "layers")), per_layer, strict=True):
+                x, output = layer.apply({"params": own}, x, entry, shared, None)
+                outputs.append(output)
+            return x, outputs
         per_layer = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), per_layer)
         first = jax.tree.map(lambda leaf: leaf[0], per_layer)
 
@@ -56,13 +66,21 @@ class Stack(nn.Module):
 
         if self.remat:
             apply = jax.checkpoint(apply, prevent_cse=not self.scan)
-        inputs = (parameters, per_layer, keys)
-        if self.scan:
-            x, outputs = jax.lax.scan(apply, x, inputs)
+        if self.scan and not isinstance(parameters, list):
+            x, outputs = jax.lax.scan(apply, x, (parameters, per_layer, keys))
         else:
             collected = []
-            for index in range(self.depth):
-                x, output = apply(x, jax.tree.map(lambda leaf, i=index: leaf[i], inputs))
+            for index, own in enumerate(apart(parameters)):
+                x, output = apply(x, (own, *jax.tree.map(lambda leaf, i=index: leaf[i], (per_layer, keys))))
                 collected.append(output)
             outputs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
         return x, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
+
+
+def apart(layers: Any) -> list[Any]:
+    """What each layer has of parameters that are stacked, or apart already."""
+    if isinstance(layers, list):
+        return layers
+    layers = nn.meta.unbox(layers)
+    depth = len(jax.tree.leaves(layers)[0])
+    return [jax.tree.map(lambda leaf, i=index: leaf[i], layers) for index in range(depth)]

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import NO_PENALTIES, Batch, ModelOutput, Penalties, TokenScores
+from ctx_jax.layers import masks
 from ctx_jax.layers.attention import Past, SelfAttention
 from ctx_jax.layers.dropout import dropout
 from ctx_jax.layers.embeddings import Embedding, in_dtype, padded
@@ -106,24 +107,33 @@ class GptConfig:
 class Cache(NamedTuple):
     """What decoding needs of the tokens so far. Every row uses the same slots; padding in them is masked out."""
 
-    keys: jax.Array
-    """[B, L, S, H, C], S the slots."""
-    values: jax.Array
-    """[B, L, S, H, C]"""
+    past: list[list[Past]]
+    """Of each layer of each period, [B, H, S, C], S the slots."""
     documents: jax.Array
     """[B, S] int32: packing ids; 0 = padding of the prompt, or not yet used."""
     used: jax.Array
     """Scalar int32: slots used, by padding too."""
+
+    def rows(self, rows: jax.Array) -> Cache:
+        """The cache of these rows."""
+        past, documents = jax.tree.map(lambda x: x[rows], (self.past, self.documents))
+        return Cache(past, documents, self.used)
+
+    def drop(self, count: jax.Array) -> Cache:
+        """The cache without its first slots, which hold padding: positions count the tokens that are none."""
+        left = jnp.arange(self.documents.shape[1]) < self.documents.shape[1] - count
+        documents = jnp.where(left, jnp.roll(self.documents, -count, axis=1), 0)
+        return Cache(jax.tree.map(lambda x: jnp.roll(x, -count, axis=2), self.past), documents, self.used - count)
 
 
 class Shared(NamedTuple):
     """What all layers see alike."""
 
     documents: jax.Array
-    """[B, T], or [B, S + 1] where one position is decoded: the past's and its own."""
-    positions: jax.Array
-    """Like documents."""
+    """[B, T], or [B, S] where one position is decoded: those of all slots, its own included."""
     collect: tuple[str, ...]
+    slot: jax.Array | int = 0
+    """Where one position is decoded, and is written."""
 
 
 class Layer(nn.Module):
@@ -159,7 +169,7 @@ class Layer(nn.Module):
                 collect="attention" in shared.collect,
             )
         else:
-            y, collected["past"] = self.attention.extend(y, past, shared.documents, shared.positions)
+            y, collected["past"] = self.attention.extend(y, past, shared.slot, self.mask(shared.documents, shared.slot))
         if pre:
             x, y = self.feed_forward_norm.both(x, y, self.config.dropout, first_key)
             x += dropout(self.feed_forward(y), self.config.dropout, second_key)
@@ -168,6 +178,15 @@ class Layer(nn.Module):
             x = self.feed_forward_norm(x, self.feed_forward(x), self.config.dropout, second_key)
         collected["layers"] = x
         return x, {name: collected[name] for name in shared.collect}
+
+    def mask(self, documents: jax.Array, slot: jax.Array | int) -> jax.Array:
+        """[B, 1, 1, S]: the slots [B, S] that the position in `slot`, the last one, sees."""
+        own = jax.lax.dynamic_slice_in_dim(documents, slot, 1, axis=1)
+        mask = masks.same_document(own, documents)
+        if self.window is None:
+            return mask
+        positions = counted(documents)
+        return mask & masks.causal(positions[:, -1:], positions, self.window)
 
 
 class Period(nn.Module):
@@ -180,15 +199,15 @@ class Period(nn.Module):
         self.blocks = [Layer(self.config, window) for window in windows]
 
     def __call__(
-        self, x: jax.Array, past: Past | None, shared: Shared, key: jax.Array | None
-    ) -> tuple[jax.Array, dict[str, Any]]:
-        """past [B, period, S, H, C]; outputs [B, period, ...]."""
+        self, x: jax.Array, past: list[Past] | None, shared: Shared, key: jax.Array | None
+    ) -> tuple[jax.Array, Any]:
+        """outputs [B, period, ...]; with the past of each layer, a list of theirs."""
         outputs = []
-        for index, (block, block_key) in enumerate(zip(self.blocks, split_key(key, len(self.blocks)), strict=True)):
-            block_past = jax.tree.map(lambda leaf, i=index: leaf[:, i], past)
-            x, output = block(x, block_past, shared, block_key)
+        pasts = [None] * len(self.blocks) if past is None else past
+        for block, own, block_key in zip(self.blocks, pasts, split_key(key, len(self.blocks)), strict=True):
+            x, output = block(x, own, shared, block_key)
             outputs.append(output)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *outputs)
+        return x, outputs if past is not None else jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *outputs)
 
 
 class Gpt(nn.Module):
@@ -220,8 +239,9 @@ class Gpt(nn.Module):
         The last of the collected layers is the residual stream, `hidden` (GPT-2, GPT-3) its final LayerNorm. `pooled`
         [B, D], there with `classes`, is `hidden` at each row's last token that is no padding.
         """
-        shared = Shared(batch["documents"], batch["positions"], collect)
-        embedding, hidden, outputs = self.read(batch["tokens"], batch["positions"], None, shared, key)
+        embedding, hidden, outputs = self.read(
+            batch["tokens"], batch["positions"], Shared(batch["documents"], collect), key
+        )
         pooled = None
         if self.config.classes is not None:
             pooled = jnp.take_along_axis(hidden, last_token(batch["documents"])[..., None], axis=1)[:, 0]
@@ -229,19 +249,25 @@ class Gpt(nn.Module):
         return ModelOutput(hidden, pooled=pooled, layers=layers, attention=attention)
 
     def read(
-        self, tokens: jax.Array, positions: jax.Array, past: Past | None, shared: Shared, key: jax.Array | None
+        self, tokens: jax.Array, positions: jax.Array, shared: Shared, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array, dict[str, Any]]:
-        """tokens, positions [B, T], past [B, L, S, H, C] -> embedding and hidden [B, T, D], outputs [B, L, ...]."""
+        """tokens, positions [B, T] -> embedding and hidden [B, T, D], outputs [B, L, ...]."""
         c = self.config
         check_length(tokens.shape[1], c.max_length)
         embedding_key, stack_key = split_key(key, 2)
-        x = dropout(in_dtype(self.tokens(tokens) + self.positions(positions), c.dtype), c.dropout, embedding_key)
-        embedding = constrain(x, ("batch", "length", "activation"))
-        period = len(c.attention_pattern)
-        past = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, period, *x.shape[2:]), past)
-        x, outputs = self.stack(embedding, past, shared, stack_key)
+        embedding = constrain(self.embed(tokens, positions, embedding_key), ("batch", "length", "activation"))
+        x, outputs = self.stack(embedding, None, shared, stack_key)
         outputs = jax.tree.map(lambda x: x.reshape(x.shape[0], c.layers, *x.shape[3:]), outputs)
-        return embedding, self.final_norm(x) if c.norm == "pre" else x, outputs
+        return embedding, self.normalized(x), outputs
+
+    def embed(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> jax.Array:
+        """[B, T] -> [B, T, D]."""
+        c = self.config
+        return dropout(in_dtype(self.tokens(tokens) + self.positions(positions), c.dtype), c.dropout, key)
+
+    def normalized(self, x: jax.Array) -> jax.Array:
+        """The residual stream [B, T, D] -> `hidden`."""
+        return self.final_norm(x) if self.config.norm == "pre" else x
 
     def score(
         self, hidden: jax.Array, targets: jax.Array, weights: jax.Array, penalties: Penalties = NO_PENALTIES
@@ -286,25 +312,29 @@ class Gpt(nn.Module):
         free = length - documents.shape[1]
         if free < 0:
             raise ValueError(f"length {length} is shorter than the prompts: choose {documents.shape[1]} or more")
-        positions = counted(documents)
-        _, _, outputs = self.read(batch["tokens"], positions, None, Shared(documents, positions, ("past",)), None)
-        past = Past(*(jnp.pad(x, ((0, 0), (0, 0), (0, free), (0, 0), (0, 0))) for x in outputs["past"]))
-        return Cache(*past, jnp.pad(documents, ((0, 0), (0, free))), jnp.int32(documents.shape[1]))
+        shared = Shared(documents, ("past",))
+        _, _, outputs = self.read(batch["tokens"], counted(documents), shared, None)
+        layers = [
+            Past(*(jnp.pad(x[:, i], ((0, 0), (0, 0), (0, free), (0, 0))) for x in outputs["past"]))
+            for i in range(self.config.layers)
+        ]
+        period = len(self.config.attention_pattern)
+        periods = [layers[i : i + period] for i in range(0, len(layers), period)]
+        return Cache(periods, jnp.pad(documents, ((0, 0), (0, free))), jnp.int32(documents.shape[1]))
 
     def decode(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         """Appends tokens [B, 1], each to the last document of its row; returns the logits [B, V] of what comes next.
 
         A full cache does not grow: the caller makes room in `start`.
         """
-        document = jnp.maximum(jnp.take_along_axis(cache.documents, last_token(cache.documents), axis=1), 1)
-        documents = jnp.concatenate([cache.documents, document], axis=1)
-        positions = counted(documents)
-        past = Past(cache.keys, cache.values)
-        shared = Shared(documents, positions, ("past",))
-        _, hidden, outputs = self.read(tokens, positions[:, -1:], past, shared, None)
-        write = partial(jax.lax.dynamic_update_slice_in_dim, start_index=cache.used)
-        keys, values = (write(old, new, axis=2) for old, new in zip(past, outputs["past"], strict=True))
-        return self.logits(hidden[:, 0]), Cache(keys, values, write(cache.documents, document, axis=1), cache.used + 1)
+        past, documents, used = cache
+        document = jnp.maximum(jnp.take_along_axis(documents, last_token(documents), axis=1), 1)
+        documents = jax.lax.dynamic_update_slice_in_dim(documents, document, used, axis=1)
+        position = (documents != 0).sum(1, keepdims=True) - 1
+        x = self.embed(tokens, position, None)
+        x, outputs = self.stack(x, past, Shared(documents, ("past",), used), None)
+        past = [[output["past"] for output in period] for period in outputs]
+        return self.logits(self.normalized(x)[:, 0]), Cache(past, documents, used + 1)
 
 
 def last_token(documents: jax.Array) -> jax.Array:

@@ -31,6 +31,7 @@ from ctx_jax.data.tokenizers import (
     unicode_normalized,
     word_characters,
 )
+from ctx_jax.generation.text import certain
 from tests.golden.published import FAMILIES
 
 NAMES = ["unigram", "bpe", "wordpiece", "wordpiece_cased", "byte_bpe", "bytes", "characters", "words"]
@@ -351,3 +352,13 @@ def test_counting_forgets_the_rarest_words():
     assert counts["often"] == 60
     assert 0 < len(counts) < 12_000
     assert len(counted(str.split, texts)) == 60_001
+
+
+def test_what_is_certain_of_a_text_stays_when_it_grows(kind):
+    chance, vocabulary = np.random.default_rng(0), kind.vocabulary
+    text = np.array([index for index in range(vocabulary.size) if index not in vocabulary.special])
+    for length in [20] * 50:
+        ids = chance.choice(text, length).tolist()
+        shown = [certain(kind.decode(ids[:n])) for n in range(length)]
+        for before, after in itertools.pairwise([*shown, kind.decode(ids)]):
+            assert after.startswith(before)

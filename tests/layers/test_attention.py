@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.layers.attention import Past, SelfAttention, attention, cached_attention, masked_softmax
+from ctx_jax.layers.attention import Past, SelfAttention, attention, masked_softmax
 from ctx_jax.layers.dropout import mask, words
 
 B, T, S, H, C = 2, 3, 5, 2, 4
@@ -81,33 +81,25 @@ def test_dropout_is_on_the_probabilities():
     np.testing.assert_allclose(y, np.einsum("bhts,bshc->bthc", keep * undropped / 0.75, value), atol=1e-5)
 
 
-def test_cached_attention_is_attention_to_past_and_self():
-    query, key, value = inputs(np.float32)
-    documents = jnp.array([[7, 1, 1, 1, 1], [0, 3, 3, 3, 3]])
-    expected, _ = attention(query[:, -1:], key, value, documents[:, -1:], documents)
-    mask = (documents[:, :-1] == documents[:, -1:])[:, None, None]
-    past = Past(key[:, :-1], value[:, :-1])
-    np.testing.assert_allclose(
-        cached_attention(query[:, -1:], key[:, -1:], value[:, -1:], past, mask), expected, atol=1e-6
-    )
-
-
 def test_extend_is_the_last_position_of_the_whole():
     module = SelfAttention(8, 2, nn.initializers.normal(1.0), causal=True, window=3)
-    documents, positions = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 2, 2]]), jnp.broadcast_to(jnp.arange(5), (2, 5))
+    documents = jnp.array([[1, 1, 1, 1, 1], [1, 1, 1, 2, 2]])
+    seen = jnp.array([[0, 0, 1, 1, 1, 0], [0, 0, 0, 1, 1, 0]], bool)[:, None, None]
 
     @jax.jit
-    def run() -> tuple[jax.Array, jax.Array, Past]:
+    def run() -> tuple[jax.Array, jax.Array, Past, Past]:
         x = jax.random.normal(jax.random.key(0), (2, 5, 8))
         variables = module.init(jax.random.key(1), x, documents)
         whole, _, past = module.apply(variables, x, documents)
-        past = jax.tree.map(lambda leaf: leaf[:, :-1], past)
-        y, new = module.apply(variables, x[:, -1:], past, documents, positions, method="extend")
-        return whole[:, -1:], y, new
+        old = jax.tree.map(lambda leaf: jnp.pad(leaf[:, :, :-1], ((0, 0), (0, 0), (0, 2), (0, 0))), past)
+        y, new = module.apply(variables, x[:, -1:], old, 4, seen, method="extend")
+        return whole[:, -1:], y, past, new
 
-    whole, y, new = run()
+    whole, y, past, new = run()
     np.testing.assert_allclose(y, whole, atol=1e-5)
-    assert new.keys.shape == (2, 1, 2, 4)
+    assert new.keys.shape == (2, 2, 6, 4)
+    for written, complete in zip(new, past, strict=True):
+        np.testing.assert_allclose(written[:, :, :5], complete, atol=1e-6)
 
 
 def test_bfloat16_softmax_is_in_float32():
