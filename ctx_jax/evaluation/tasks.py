@@ -263,16 +263,18 @@ def tables(file: File, lines: Iterator[str], columns: tuple[str, ...]) -> Iterat
 
 
 def table(file: File, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Number and columns of each line; of several that quotation marks join, the last."""
+    """Number and columns of each line; of several that quotation marks join, the first."""
     if suffix(file) != ".csv":
         yield from ((place, line.split("\t")) for place, line in enumerate(lines, 1))
         return
     records = csv.reader((line + "\n" for line in lines), strict=True)
+    place = 1
     try:
         for fields in records:
-            yield records.line_num, fields
+            yield place, fields
+            place = records.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{file} line {records.line_num} is not CSV: {error}") from None
+        raise ValueError(f"{file} line {place} is not CSV: {error}") from None
 
 
 def measure(task: Task, gold: np.ndarray, outputs: list[dict[str, np.ndarray]]) -> dict[str, float]:

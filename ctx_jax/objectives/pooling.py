@@ -23,7 +23,8 @@ def pooled(hidden: jax.Array, real: jax.Array, words: jax.Array, how: Pooling) -
         case "word":
             return jax.vmap(word_means)(hidden, words)
         case "max":
-            return jnp.where(real[..., None], hidden, -jnp.inf).max(1)
+            largest = jnp.where(real[..., None], hidden, -jnp.inf).max(1)
+            return jnp.where(real.any(1, keepdims=True), largest, 0)
         case "first":
             place = jnp.argmax(real, axis=1)
         case "last":

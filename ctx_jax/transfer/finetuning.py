@@ -83,9 +83,7 @@ def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: To
     task, length = experiment.data.corpus, experiment.data.reader.length
     form = template(experiment.model, tokenizer.vocabulary, head=True)
     if length < (least := form.special(len(task.texts)) + len(task.texts)):
-        raise ValueError(
-            f"data.reader.length {length} leaves no room beside the special tokens: choose {least} or more"
-        )
+        raise ValueError(f"data.reader.length {length} has no room for text: choose {least} or more")
     stores: dict[Split, ExampleStore] = {}
     for split in splits:
         examples = list(task.examples(split))
