@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -77,6 +78,9 @@ class Task:
     labels: tuple[str, ...] = ()
     """Names of the classes in the order of the model's outputs; none = those in `path`, sorted. Of two, the second is
     what F1 is about."""
+    scale: tuple[float, ...] = ()
+    """Mean and standard deviation of the numbers in `path`, by which the model's are shifted and scaled; none = as they
+    are there. So a new head begins near the mean, and need not grow to reach it."""
     metric: str | None = None
     """accuracy, f1 (of more than two classes, their mean) or matthews; pearson or spearman: by it the best checkpoint
     is chosen. None = the first."""
@@ -94,6 +98,8 @@ class Task:
         known = METRICS[self.kind]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"metric {self.metric!r} is none of {self.kind}: choose {' or '.join(known)}")
+        if self.scale and not (len(self.scale) == 2 and self.scale[1] > 0):
+            raise ValueError(f"scale {self.scale}: give the mean and a standard deviation above 0")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels {self.labels} name a class twice: give each once")
         for name in (*self.texts, self.label) if self.columns else ():
@@ -118,7 +124,7 @@ class Task:
     def fingerprint(self, split: Split) -> str:
         """A key of the files and of how they are read."""
         held = self._held_out(split)
-        options = (self.kind, self.texts, self.label, self.columns, self.labels, self.errors)
+        options = (self.kind, self.texts, self.label, self.columns, self.labels, self.scale, self.errors)
         return fingerprint(type(self).__name__, content([self._file(split)]), (split, held) if held else None, options)
 
     def examples(self, split: Split) -> Iterator[Example]:
@@ -139,17 +145,26 @@ class Task:
             raise ValueError(f"{self._file(split)}: the split {split} {reason}")
 
     def with_labels(self) -> Task:
-        """The task with the names of its classes, if it has any."""
-        if self.kind == "regression" or self.labels:
+        """The task with the names of its classes, or the scale of its numbers. Raises ValueError if they are all the
+        same."""
+        if self.kind == "regression":
+            if self.scale:
+                return self
+            numbers = [number(example) for example in self.examples("train")]
+            if min(numbers) == max(numbers):
+                raise ValueError(f"{self.path} has one label alone, {numbers[0]}: give examples of different numbers")
+            return replace(self, scale=(fmean(numbers), pstdev(numbers)))
+        if self.labels:
             return self
         names = {example.label for example in self.examples("train")}
         whole = all(name.isdecimal() for name in names)
         return replace(self, labels=tuple(sorted(names, key=int if whole else None)))
 
     def targets(self, examples: list[Example]) -> np.ndarray:
-        """[N]: classes int32, or numbers float32. Raises ValueError, naming the line, for a label that is none."""
+        """[N]: classes int32, or scaled numbers float32. Raises ValueError, naming the line, for what is no label."""
         if self.kind == "regression":
-            return np.array([number(example) for example in examples], np.float32)
+            mean, deviation = self.scale
+            return np.array([(number(example) - mean) / deviation for example in examples], np.float32)
         classes = {name: index for index, name in enumerate(self.labels)}
         for example in examples:
             if example.label not in classes:

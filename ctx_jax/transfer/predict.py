@@ -85,7 +85,8 @@ def predict(
 def prediction(task: Task, scores: np.ndarray) -> dict[str, Any]:
     """scores [classes] by name, the most probable first of all."""
     if task.kind == "regression":
-        return {"value": round(float(scores[0]), 6)}
+        mean, deviation = task.scale
+        return {"value": round(float(scores[0]) * deviation + mean, 6)}
     probabilities = {name: round(float(p), 6) for name, p in zip(task.labels, softmax(scores), strict=True)}
     best = task.labels[int(scores.argmax())]
     return {"label": best, "probability": probabilities[best], "probabilities": probabilities}

@@ -91,9 +91,20 @@ def test_bytes_and_labels_that_are_none(tmp_path):
         ValueError, match=r"b.tsv line 3: unknown label 'god'; did you mean 'good'\?; there are bad, good"
     ):
         task.targets(list(task.examples("train")))
-    task = Task(path, whole=True, kind="regression")
     with pytest.raises(ValueError, match=r"b.tsv line 2: the label 'good' is no number"):
-        task.targets(list(task.examples("train")))
+        Task(path, whole=True, kind="regression").with_labels()
+
+
+def test_numbers_are_scaled_by_those_of_training(tmp_path):
+    path = write(tmp_path / "a.tsv", "text\tlabel\na\t1\nb\t2\nc\t3\nd\t6\n")
+    other = write(tmp_path / "b.tsv", "text\tlabel\na\t-1\nb\t10\n")
+    task = Task(path, validation=other, test=other, kind="regression").with_labels()
+    assert task.scale == pytest.approx((3.0, math.sqrt(3.5)))
+    np.testing.assert_allclose(task.targets(list(task.examples("validation"))) * math.sqrt(3.5), [-4, 7], rtol=1e-6)
+    assert task.with_labels() is task
+    path = write(tmp_path / "c.tsv", "text\tlabel\na\t1\nb\t1.0\n")
+    with pytest.raises(ValueError, match=r"c.tsv has one label alone, 1.0: give examples of different numbers"):
+        Task(path, whole=True, kind="regression").with_labels()
 
 
 def test_declarations_that_cannot_be():
