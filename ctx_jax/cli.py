@@ -24,7 +24,7 @@ from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.sampling import Sampling
-from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, with_experiment
+from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, take, with_experiment
 from ctx_jax.parallel.hosts import start_hosts
 from ctx_jax.progress import show, speaks
 from ctx_jax.serialization import nearest
@@ -32,6 +32,7 @@ from ctx_jax.signals import INTERRUPTED, REQUEUE, Interrupted, Preempted
 from ctx_jax.text import local
 from ctx_jax.training.metrics import Diverged
 from ctx_jax.training.stopping import ended_by_notice
+from ctx_jax.transfer.finetuning import adapted
 
 BAD_PATHS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 """Errors of the system that are the user's; others (a full disk) are failures of the run."""
@@ -253,6 +254,8 @@ def train(arguments: list[str]) -> Any:
     from ctx_jax import runs
 
     experiment, rest = with_experiment("train", arguments)
+    if (source := take("--from", rest)[0]) is not None:
+        experiment = adapted(experiment, Path(source))
     chosen = parse(Train(experiment), rest, f"ctx_jax train {arguments[0]}", TEXT)
     start_hosts(chosen.coordinator, chosen.processes, chosen.process)
     return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)

@@ -36,6 +36,38 @@ class Features:
     """what to do with bytes that are not UTF-8: strict is an error, replace makes them U+FFFD"""
 
 
+@dataclass(frozen=True)
+class Predict:
+    """What a fine-tuned run says of texts, by name and with probabilities."""
+
+    input: str
+    """a file of texts, one a line, or the two of a pair with a tab between; .tsv, .csv and .jsonl files have the task's
+    columns; - for standard input"""
+    output: str | None = None
+    """the .jsonl file to write, a prediction a line; default: they stand in the result"""
+    checkpoint: str = "last"
+    """last, best (by training.best), or a step"""
+    batch_size: int = 32
+    """texts that are read at once"""
+    errors: Errors = "strict"
+    """what to do with bytes that are not UTF-8: strict is an error, replace makes them U+FFFD"""
+
+
+def predict(arguments: list[str]) -> Any:
+    from ctx_jax.transfer import predict as predicting
+
+    (run,), rest = positional("predict", arguments, "RUN", most=1)
+    chosen = parse_type(Predict, rest, "ctx_jax predict RUN")
+    return predicting.predict(
+        Path(run),
+        chosen.input,
+        None if chosen.output is None else local("--output", chosen.output),
+        checkpoint=chosen.checkpoint,
+        batch_size=chosen.batch_size,
+        errors=chosen.errors,
+    )
+
+
 def features(arguments: list[str]) -> Any:
     (run,), rest = positional("features", arguments, "RUN", most=1)
     chosen = parse_type(Features, rest, "ctx_jax features RUN")
@@ -52,4 +84,4 @@ def features(arguments: list[str]) -> Any:
     )
 
 
-COMMANDS: dict[str, Callable[[list[str]], Any]] = {"features": features}
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {"features": features, "predict": predict}

@@ -36,8 +36,10 @@ and, where it applies,
     segments        [B, T] int32   0 = A, 1 = B, 2 = XLNet's CLS
     reversed        [B]    bool    the row is read backwards (XLNet): relative positions are negated
     relation        [B]    int32   0 = true next / right order, 1 = random / swapped (NSP, SOP)
+    labels          [B]            int32, a class, or float32, a number: what a labelled example says of its row
 
-`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K];
+`Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K] ([B] where
+they are of rows);
 permutation LM also `ranks` [B, T] int32: a position sees lower ranks, and its content stream its own rank too.
 A short last batch is padded with rows whose `documents` are 0, so that shapes are static.
 """
@@ -134,6 +136,8 @@ class LossOutput(NamedTuple):
     memory: Any = None
     fixed: Any = None
     """New values of `TrainState.fixed` (running averages), or None."""
+    outputs: dict[str, jax.Array] | None = None
+    """What is predicted of each row, [B, ...], where a metric is no sum over rows: the store's `measure` gets all."""
 
 
 class TokenStore(Protocol):

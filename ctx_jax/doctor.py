@@ -147,7 +147,7 @@ def needs(experiment: Experiment) -> dict[str, Any]:
         "train_flops_per_token": train_flops_per_token(
             experiment.model,
             batch["tokens"].shape[1],
-            batch["targets"].shape[1],
+            batch["targets"].shape[1] if batch["targets"].ndim > 1 else 0,  # a row's label needs no vocabulary
             getattr(experiment.objective, "perm_size", None),
         ),
     }
@@ -158,7 +158,7 @@ def prepared_shapes(experiment: Experiment) -> Batch:
     rows, length = experiment.data.batch_size, experiment.data.reader.length
     per_position = ("tokens", "documents", "positions", "words", "next_tokens", "next_documents", "segments")
     batch = {name: jax.ShapeDtypeStruct((rows, length), jnp.int32) for name in per_position}
-    batch |= {name: jax.ShapeDtypeStruct((rows,), jnp.int32) for name in ("example", "epoch", "relation")}
+    batch |= {name: jax.ShapeDtypeStruct((rows,), jnp.int32) for name in ("example", "epoch", "relation", "labels")}
     batch["reversed"] = jax.ShapeDtypeStruct((rows,), jnp.bool_)
     vocabulary = Vocabulary(experiment.model.vocabulary_size, *range(7))
     return jax.eval_shape(partial(prepare, experiment.objective, vocabulary=vocabulary, seed=0), batch)

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Reader, Variables
 from ctx_jax.data import hold
-from ctx_jax.data.corpora import Corpus, TextFiles
+from ctx_jax.data.corpora import Corpus, Split, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.perplexity import evaluate as score
+from ctx_jax.evaluation.tasks import Task
 from ctx_jax.experiment import Experiment, load, save
 from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.decode import generate as continue_prompts
@@ -33,12 +34,13 @@ from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import counted, tell
 from ctx_jax.serialization import to_json
-from ctx_jax.text import IMPORTED, TOKENIZER, check_text, keep, kept, known_split, open_text
+from ctx_jax.text import IMPORTED, TOKENIZER, check_text, keep, kept, known_split, open_text, own_tokenizer
 from ctx_jax.training import loop
 from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, named
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
 from ctx_jax.training.stopping import Watch
+from ctx_jax.transfer.finetuning import HEAD, completed, is_task, open_examples
 
 TOKENS_TO_STOP = 8
 """Tokens from one look for stop strings to the next: what comes after one is lost."""
@@ -52,7 +54,8 @@ def train(
 ) -> dict[str, Any]:
     """Starts a run, or resumes the one in its folder. Arguments, result and errors as `training.loop.train`.
 
-    A run that goes on from another has that one's tokenizer, whatever its text.
+    A run that goes on from another has that one's tokenizer, whatever its text. What the examples of a task decide is
+    part of the experiment that is kept (`finetuning.completed`).
 
     Raises ValueError, naming what differs, if the folder holds a run of another experiment or text.
     """
@@ -60,13 +63,14 @@ def train(
         raise ValueError(f"--continue {continue_from} and --from {start_from}: choose one of them")
     if continue_from is not None and (named(continue_from)[0] / IMPORTED).is_file():
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
+    experiment = completed(experiment)
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
     with Watch() as watch, ExitStack() as stack, watch.telling(stack):
         claim(folder, experiment)
         mesh = experiment.mesh.build()
         check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
         tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
-        tokenizer, stores = open_text(experiment.data, ("train", "validation"), tokenizer)
+        tokenizer, stores = open_data(experiment, ("train", "validation"), tokenizer)
         if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
             tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
         # What is wrong with the held-out text is known before anything is trained.
@@ -96,7 +100,26 @@ def train(
             watch=watch,
             continue_from=continue_from,
             start_from=start_from,
+            anew=HEAD if start_from is not None and of_another_task(experiment, start_from) else (),
         )
+
+
+def open_data(
+    experiment: Experiment, splits: tuple[Split, ...], tokenizer: Tokenizer | None
+) -> tuple[Tokenizer, dict[Split, Any]]:
+    """`open_text`, or the examples of a task."""
+    if not is_task(experiment):
+        return open_text(experiment.data, splits, tokenizer)
+    tokenizer = tokenizer or own_tokenizer(experiment.data)
+    return tokenizer, open_examples(experiment, splits, tokenizer)
+
+
+def of_another_task(experiment: Experiment, source: Path) -> bool:
+    """Whether this is a task, and that run's head was for another one, or for none."""
+    theirs, ours = load(named(source)[0] / "experiment.json").data.corpus, experiment.data.corpus
+    if not isinstance(ours, Task):
+        return False
+    return not (isinstance(theirs, Task) and (theirs.kind, theirs.labels) == (ours.kind, ours.labels))
 
 
 def inherited(experiment: Experiment, old: Path | None) -> Tokenizer | None:
@@ -237,7 +260,7 @@ def evaluate(
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
     data = experiment.data if text is None else replace(experiment.data, corpus=whole(text, experiment.data.corpus))
-    store = open_text(data, (part,), trained.tokenizer)[1][part]
+    store = open_data(replace(experiment, data=data), (part,), trained.tokenizer)[1][part]
     if text is None:
         check_text(named(path)[0], store)
     rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
@@ -263,6 +286,8 @@ def evaluate(
 
 def whole(text: str, corpus: Corpus) -> Corpus:
     """The corpus that --text names, nothing of it held out, read as `corpus` is where that is of the same kind."""
+    if isinstance(corpus, Task):
+        return replace(corpus, path=text, validation=None, test=None, whole=True)
     named = corpus_from(text)
     if isinstance(named, Tfds):
         like = corpus if isinstance(corpus, Tfds) else named

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ctx_jax.data.readers import Blocks, Lanes
 from ctx_jax.doctor import bytes_per_device, diagnose, findings, show, size, split
-from ctx_jax.experiment import Data, Experiment
+from ctx_jax.experiment import Data, Experiment, find
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.models.transformer_xl import TransformerXLConfig
@@ -45,6 +45,11 @@ def test_without_an_experiment_it_says_what_is_here():
     assert sum(device["count"] for device in found["devices"]) == DEVICES
     assert found["versions"]["jax"] == jax.__version__
     assert found["attention"]["path"] == "xla"
+
+
+def test_fine_tuning_needs_no_examples():
+    needs = findings(find("finetune:classification"))["experiment"]
+    assert {"classifier/kernel", "classifier/bias"} <= {tensor["name"] for tensor in needs["tensors"]}
 
 
 def test_gpt2_needs_what_its_paper_says():

@@ -17,8 +17,9 @@ from ctx_jax.contract import Batch, Objective, Reader, TokenStore, Variables
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.training.metrics import Diverged
 
-Sums = dict[str, dict[str, tuple[float, float]]]
-"""{"terms": {name: (sum, count)}, "metrics": {name: (sum, count)}} of a whole pass."""
+Sums = dict[str, Any]
+"""{"terms": {name: (sum, count)}, "metrics": {name: (sum, count)}} of a whole pass, and "outputs": [those of each
+batch] if the objective has any."""
 EvalStep = Callable[[Variables, Any, Batch], tuple[Any, Any]]
 """(variables, memory, batch) -> (sums of the batch, memory): `training.step.make_eval_step`."""
 
@@ -52,7 +53,10 @@ def accumulate(step: EvalStep, variables: Variables, memory: Any, batches: Itera
         latest = sums
     if latest is None:
         raise ValueError("evaluation has no batch: give the split more text")
-    return jax.tree.map(lambda *values: math.fsum(values), *fetched, jax.device_get(latest))
+    fetched.append(jax.device_get(latest))
+    outputs = [sums.pop("outputs") for sums in fetched if "outputs" in sums]
+    total = jax.tree.map(lambda *values: math.fsum(values), *fetched)
+    return {**total, "outputs": outputs} if outputs else total
 
 
 def declare(reader: Reader, memory_length: int) -> dict[str, Any]:
@@ -80,6 +84,8 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
                             byte, since the text cannot be told from the tokens
     accuracy, ...           the means of the objective's other metrics, where they have a count
 
+    what the store's own `measure` finds of the objective's outputs, if there are any (the metrics of a task)
+
     What counts predictions is there if the objective emits the metrics "nll" and "nll_squared".
 
     Raises ValueError if nothing was predicted, Diverged if the loss is no finite number.
@@ -93,6 +99,8 @@ def measure(sums: Sums, objective: Objective, reader: Reader, store: TokenStore)
         raise Diverged(f"the evaluation's loss is {result['loss']}: go back to an earlier checkpoint")
     if len(counts) > 1:
         result |= {term: total / count for term, (total, count) in sums["terms"].items() if count}
+    if "outputs" in sums:
+        means |= store.measure(sums["outputs"])  # pyright: ignore[reportAttributeAccessIssue]
     if "nll" not in means:
         return {**result, **means}
     total, count = sums["metrics"]["nll"]

@@ -200,7 +200,7 @@ def attend(
     queries, keys, channels = query.shape[1], key.shape[1], query.shape[-1]
     given = 0 if position is None or position.places is None else position.places.shape[1]
     last = Part(0, queries - given)
-    parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.count)
+    parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.size)
     settings = Settings(channels**-0.5, rate, parts, Part(0, keys), position is not None, gate is not None, interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
@@ -220,7 +220,7 @@ def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
     """[..., places] -> [..., blocks]: with each part's last block filled up."""
     if not any(part.short for part in parts[:-1]):  # nothing moves
         return padded(x, -1, parts[-1].end * tiles.BLOCK, value)
-    pieces = [x[..., part.first : part.first + part.count] for part in parts]
+    pieces = [x[..., part.first : part.first + part.size] for part in parts]
     sizes = [(part.end - part.block) * tiles.BLOCK for part in parts]
     return jnp.concatenate([padded(piece, -1, n, value) for piece, n in zip(pieces, sizes, strict=True)], -1)
 
@@ -299,13 +299,14 @@ class Terms(NamedTuple):
 def terms(query: jax.Array, position: Position | None, gate: Gate | None, settings: Settings) -> Terms:
     if position is None:
         return Terms(query, (), ())
+    assert position.direction is not None  # relative_attention sees to it
     narrow = position.content_bias.astype(query.dtype)
     # with heads and channels as one axis, so that the product that gives the queries adds the bias itself
     content = (query.reshape(*query.shape[:2], -1) + narrow.reshape(-1)).reshape(query.shape)
     bias, last = narrow.astype(jnp.float32), settings.queries[0]
-    offsets = jnp.broadcast_to(last.count - 1 - jnp.arange(last.count, dtype=jnp.int32), (len(query), last.count))
+    offsets = jnp.broadcast_to(last.size - 1 - jnp.arange(last.size, dtype=jnp.int32), (len(query), last.size))
     if position.places is not None:
-        placed = settings.keys.count - 1 - position.places
+        placed = settings.keys.size - 1 - position.places
         offsets = jnp.concatenate([offsets, placed], 1) if last.consecutive else placed
     own = tiles.Position(
         position.position_bias.astype(jnp.float32) - bias,

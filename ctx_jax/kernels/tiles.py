@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
     first: int
     """The first place."""
-    count: int
+    size: int
     block: int = 0
     """The number of the first block."""
     consecutive: bool = True
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        return -(-self.count // BLOCK)
+        return -(-self.size // BLOCK)
 
     @property
     def end(self) -> int:
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
     @property
     def short(self) -> bool:
-        return self.count % BLOCK > 0
+        return self.size % BLOCK > 0
 
     def places(self, block: Any) -> jax.Array:
         """Of a block, those that are not there included."""
@@ -67,7 +67,7 @@ class Part(NamedTuple):
     def read(self, array: Any, b: Any, block: Any, h: Any) -> jax.Array:
         """A block of [B, places, H, C]; what is not there repeats the last one."""
         if self.short:
-            return array[b, jnp.minimum(self.places(block), self.first + self.count - 1), h, :]
+            return array[b, jnp.minimum(self.places(block), self.first + self.size - 1), h, :]
         return array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :]
 
     def write(self, array: Any, b: Any, block: Any, h: Any, x: jax.Array) -> None:
@@ -75,7 +75,7 @@ class Part(NamedTuple):
         if self.short:
             places = jnp.broadcast_to(self.places(block)[:, None], x.shape)
             channels = jnp.broadcast_to(jnp.arange(x.shape[1])[None, :], x.shape)
-            plgpu.store(array.at[b, places, h, channels], x, mask=places < self.first + self.count)
+            plgpu.store(array.at[b, places, h, channels], x, mask=places < self.first + self.size)
         else:
             array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :] = x
 
@@ -299,7 +299,7 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
         rows = begin + step * tile.iota
         distances = Distances(tile, position, tile.iota)
         channels = jnp.arange(content.shape[-1])
-        at = jnp.minimum(rows, part.count - 1)
+        at = jnp.minimum(rows, part.size - 1)
         query = distances.query(content[b, at, h, :])
         real = jnp.broadcast_to((rows < part.blocks * BLOCK)[:, None], query.shape)
         shape = query.shape
@@ -312,7 +312,7 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
 
         def block(n: Any, _: None) -> None:
             keys = n * BLOCK + step * tile.iota[:, None] + tile.iota[None, :]
-            write(distances, n * BLOCK + part.count - 1 - begin, query, rows, keys, first, end)
+            write(distances, n * BLOCK + part.size - 1 - begin, query, rows, keys, first, end)
 
         jax.lax.fori_loop(first - step, end, block, None)
 
@@ -495,8 +495,8 @@ def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, se
         for part in settings.queries:
             begin, stop = jnp.int32(part.block), jnp.int32(part.end)
             if part.consecutive:  # block i meets the distances of offsets count - (i + 1) BLOCK to count - 1 - i BLOCK
-                begin = jnp.maximum((part.count - BLOCK) // BLOCK - block, 0)
-                stop = jnp.minimum((part.count - 2) // BLOCK + 1 + key_blocks - block, part.end)
+                begin = jnp.maximum((part.size - BLOCK) // BLOCK - block, 0)
+                stop = jnp.minimum((part.size - 2) // BLOCK + 1 + key_blocks - block, part.end)
             total = jax.lax.fori_loop(begin, jnp.where(position[2][b] == own, stop, begin), step, total)
         return total
 

@@ -22,7 +22,7 @@ from ctx_jax.signals import Interrupted, Preempted
 from ctx_jax.training.checkpoints import METRICS, Checkpoints, find_checkpoint
 from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
 from ctx_jax.training.optimizers import OptimizerConfig
-from ctx_jax.training.retention import scores
+from ctx_jax.training.retention import score, scores
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
 from ctx_jax.training.stopping import Stop, Watch
@@ -58,7 +58,10 @@ class Training:
     keep_every: int = 0
     """Steps whose multiples are saved and stay for good."""
     best: str | None = None
-    """A number of the evaluation (loss, perplexity, ...): evaluated steps are saved, and the lowest one stays."""
+    """A number of the evaluation (loss, accuracy, ...): evaluated steps are saved, and the best one stays."""
+    epochs: float | None = None
+    """Passes over labelled examples, from which the steps follow; evaluation and checkpoints then come after each, if
+    they have no other cadence."""
     timeout: float = 1800.0
     """Seconds without a finished step, evaluated batch or save after which the run ends with an error that names the
     host; 0 = never."""
@@ -71,8 +74,8 @@ class Training:
         for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"training {name} {getattr(self, name)}: choose {most} or less")
-        if self.best is not None and "accuracy" in self.best:
-            raise ValueError(f"training best {self.best!r}: the lowest stays, so choose loss, nll or the like")
+        if self.epochs is not None and not self.epochs > 0:
+            raise ValueError(f"training epochs {self.epochs}: choose more than 0")
         if self.evaluate_batches is not None and self.evaluate_batches < 1:
             raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
 
@@ -100,6 +103,7 @@ def train(
     evaluation_batch_size: int | None = None,
     continue_from: Path | None = None,
     start_from: Path | None = None,
+    anew: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Trains until step `training.steps`, going on where an earlier call with the same `run` stopped.
 
@@ -112,6 +116,7 @@ def train(
         continue_from: a run or checkpoint whose parameters, optimizer and step a new run takes over; its reader starts
             anew and its memory empty (BERT's second phase).
         start_from: a run or checkpoint of which a new run takes the parameters that match in name and shape.
+        anew: modules whose parameters it does not take from there.
 
     Returns {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
 
@@ -150,7 +155,7 @@ def train(
         else:
             state, done, reader_start = init_state(model, built, shapes, mesh, training.seed), 0, 0
             if source is not None:
-                params, rest = matching(*source, state.params)
+                params, rest = matching(*source, state.params, anew)
                 state = state._replace(params=params)
                 display.log(f"starts from {start_from}; new parameters: {', '.join(rest) or 'none'}")
 
@@ -198,10 +203,13 @@ def train(
 
             results = evaluator(variables(built.eval_params(state.params, state.opt_state), state.fixed), going_on)
             metrics.write("evaluation", step, results)
-            numbers = "  ".join(f"{name} {value:.4f}" for name, value in results.items())
+            numbers = "  ".join(
+                f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
+                for name, value in results.items()
+            )
             display.log(f"step {step}/{steps}  evaluation: {numbers}")
             if training.best in results:
-                checkpoints.retention.scores[step] = results[training.best]
+                checkpoints.retention.scores[step] = score(results, training.best)
             elif training.best is not None:
                 unknown.append(
                     f"training.best {training.best!r} is no number of the evaluation: choose from {', '.join(results)}"
@@ -263,10 +271,12 @@ def continued(run: Path, step: int, abstract: TrainState) -> tuple[TrainState, i
         return checkpoints.restore(step, abstract, ("params", "fixed", "opt_state")), step
 
 
-def matching(run: Path, step: int, params: Any) -> tuple[Any, list[str]]:
-    """`Checkpoints.restore_matching` from another run's checkpoint."""
+def matching(run: Path, step: int, params: Any, anew: tuple[str, ...]) -> tuple[Any, list[str]]:
+    """`Checkpoints.restore_matching` from another run's checkpoint, but for the modules `anew`."""
+    own = {name: params[name] for name in anew if name in params}
     with Checkpoints(run) as checkpoints:
-        return checkpoints.restore_matching(step, params)
+        found, rest = checkpoints.restore_matching(step, {name: params[name] for name in params if name not in own})
+    return {**found, **own}, [*rest, *own]
 
 
 class Evaluator:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ctx_jax.training.schedules import InverseSquareRoot, Schedule, WarmUp
@@ -74,6 +75,16 @@ class AdamW(Adam):
     """Largest global norm of the gradient; None = no clipping."""
     weight_decay: float = 0.01
     """Decay of all but LayerNorm and biases."""
+    layer_decay: float = 1.0
+    """Each layer's learning rate is this part of that of the layer above, the embeddings' of the lowest layer's; the
+    heads have the whole (fine-tuning: Clark et al. 2020, arXiv 2003.10555, appendix B: 0.8)."""
+    frozen: int | None = None
+    """The embeddings and so many of the lowest layers are not trained (0 = the embeddings alone); None = all are."""
+
+    def build(self, steps: int) -> Optimizer:
+        even = self.layer_decay == 1.0 and self.frozen is None
+        depth = () if even else (scale_by_depth(self.layer_decay, self.frozen),)
+        return assemble(self.schedule.build(steps), self.clip, *self.transforms(), *depth)
 
     def transforms(self) -> tuple[optax.GradientTransformation, ...]:
         return (*super().transforms(), optax.add_decayed_weights(self.weight_decay, mask=decays))
@@ -166,6 +177,10 @@ def check(config: Any) -> None:
     for name in ("weight_decay", "epsilon"):
         if not getattr(config, name, 0.0) >= 0:
             raise ValueError(f"{name} {getattr(config, name)}: choose 0 or more")
+    if not 0 < getattr(config, "layer_decay", 1.0) <= 1:
+        raise ValueError(f"layer_decay {config.layer_decay}: choose a part above 0 and up to 1")
+    if (getattr(config, "frozen", None) or 0) < 0:
+        raise ValueError(f"frozen {config.frozen}: choose 0 layers or more, or None")
     if config.clip is not None and not config.clip > 0:
         raise ValueError(f"clip {config.clip}: choose a norm above 0")
 
@@ -183,6 +198,34 @@ def decays(params: Any) -> Any:
         return path[-1].key != "scale" and not path[-1].key.endswith("bias")
 
     return jax.tree_util.tree_map_with_path(by_name, params)
+
+
+ABOVE = ("classifier", "token_classifier", "pooler", "head", "head_bias", "final_norm")
+"""Modules that read what the layers made; all but these and the layers' lies below them."""
+
+
+def scale_by_depth(decay: float, frozen: int | None) -> optax.GradientTransformation:
+    """Multiplies the update of layer l of L (from 1; 0 = the embeddings, L + 1 = the heads) by decay^(L + 1 - l), or by
+    0 up to layer `frozen`."""
+
+    def stacked(path: Any) -> bool:
+        return any(key.key == "layers" for key in path)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        leaves = jax.tree_util.tree_leaves_with_path(updates)
+        count = max((leaf.shape[0] for path, leaf in leaves if stacked(path)), default=0)
+        depths = np.arange(count + 2)
+        rates = np.where(depths > (-1 if frozen is None else frozen), decay ** (count + 1.0 - depths), 0.0)
+        rates[-1] = 1.0
+
+        def scaled(path: Any, leaf: jax.Array) -> jax.Array:
+            if stacked(path):
+                return leaf * jnp.asarray(rates[1:-1], leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+            return leaf * float(rates[-1] if path[0].key in ABOVE else rates[0])
+
+        return jax.tree_util.tree_map_with_path(scaled, updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def per_layer(tx: optax.GradientTransformation) -> optax.GradientTransformation:

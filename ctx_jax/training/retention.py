@@ -7,6 +7,9 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+HIGHER = ("accuracy", "f1", "matthews", "pearson", "spearman")
+"""Numbers of an evaluation that are the better the higher they are; all others, the lower."""
+
 
 class Retention(ocp.checkpoint_managers.PreservationPolicy):
     """Which steps stay: the newest, every n-th, and the one with the lowest score."""
@@ -24,8 +27,13 @@ class Retention(ocp.checkpoint_managers.PreservationPolicy):
 
 
 def scores(lines: Iterable[dict[str, Any]], metric: str) -> dict[int, float]:
-    """{step: value} of the lines of evaluations that gave this metric."""
-    return {line["step"]: line[metric] for line in lines if line["kind"] == "evaluation" and metric in line}
+    """{step: score} of the lines of evaluations that gave this metric."""
+    return {line["step"]: score(line, metric) for line in lines if line["kind"] == "evaluation" and metric in line}
+
+
+def score(values: dict[str, Any], metric: str) -> float:
+    """The metric, so that the lowest is the best."""
+    return -values[metric] if metric in HIGHER else values[metric]
 
 
 def lowest(scores: dict[int, float], steps: Sequence[int]) -> int | None:

@@ -29,6 +29,8 @@ class WarmUp:
     """The rate at the end of the warm-up, from which the decay goes down."""
     warmup: int = 0
     """Steps of warm-up."""
+    share: float = 0.0
+    """Warm-up as a share of the run's steps, instead."""
     decay: Decay = "linear"
     """Shape of what follows the warm-up."""
     final: float = 0.0
@@ -43,6 +45,10 @@ class WarmUp:
             raise ValueError(f"schedule rate {self.rate}: choose a number above 0")
         if self.warmup < 0:
             raise ValueError(f"schedule warmup {self.warmup}: choose 0 or more steps")
+        if not 0 <= self.share < 1:
+            raise ValueError(f"schedule share {self.share}: choose a share of the steps from 0 to below 1")
+        if self.share and self.warmup:
+            raise ValueError(f"schedule share {self.share} and warmup {self.warmup} say the same: choose one of them")
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"schedule steps {self.steps}: choose 1 or more, or None for the run's last step")
         if not 0 <= self.final <= 1:
@@ -50,7 +56,8 @@ class WarmUp:
 
     def build(self, steps: int) -> optax.Schedule:
         """The schedule of a run of `steps` steps."""
-        begin = 0 if self.from_start else self.warmup
+        warmup = self.warmup or math.ceil(self.share * steps)
+        begin = 0 if self.from_start else warmup
         length = max((self.steps or steps) - begin, 1)
         match self.decay:
             case "linear":
@@ -58,15 +65,15 @@ class WarmUp:
             case "cosine":
                 decay = optax.cosine_decay_schedule(self.rate, length, alpha=self.final)
             case "inverse_square_root":
-                origin = max(self.warmup, 1)
+                origin = max(warmup, 1)
                 decay = inverse_square_root(self.rate * math.sqrt(origin), origin, begin)
             case "constant":
                 decay = optax.constant_schedule(self.rate)
-        if self.warmup == 0:
+        if warmup == 0:
             return decay
 
         def schedule(count: Any) -> jax.Array:  # optax.linear_schedule(0, rate, n) loses digits of the first steps
-            return jnp.where(count < self.warmup, self.rate * count / self.warmup, decay(count - begin))
+            return jnp.where(count < warmup, self.rate * count / warmup, decay(count - begin))
 
         return schedule
 

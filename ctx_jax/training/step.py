@@ -153,7 +153,8 @@ def make_eval_step(
 ) -> Callable[[Any, Any, Batch], tuple[dict[str, Any], Any]]:
     """(variables, memory, batch) -> (sums, memory), without dropout; the old memory is donated.
 
-    Sums: {"terms": {name: (sum, count)}, "metrics": {name: (sum, count)}}; they add up over batches.
+    Sums: {"terms": {name: (sum, count)}, "metrics": {name: (sum, count)}}, which add up over batches, and
+    the objective's "outputs", if it has any.
     """
 
     def eval_step(variables: Any, memory: Any, batch: Batch) -> tuple[dict[str, Any], Any]:
@@ -164,7 +165,7 @@ def make_eval_step(
         sums = {
             "terms": {term: (total, counts[term]) for term, total in output.totals.items()},
             "metrics": output.metrics,
-        }
+        } | ({} if output.outputs is None else {"outputs": output.outputs})
         return sums, memory if output.memory is None else output.memory
 
     return jax.jit(on_mesh(mesh, eval_step), out_shardings=(replicated(mesh), batch_sharding(mesh)), donate_argnums=1)

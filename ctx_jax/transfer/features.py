@@ -25,6 +25,7 @@ import numpy as np
 from ctx_jax.contract import Batch, Variables
 from ctx_jax.data.files import Errors
 from ctx_jax.data.tokenizers import Tokenizer, utf8_size
+from ctx_jax.objectives.pooling import Pooling, pooled
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import reading, tell
 from ctx_jax.runs import Trained, divisible_rows, open_run
@@ -35,7 +36,6 @@ from ctx_jax.transfer.inputs import Row, Template, grouped, row_length, template
 from ctx_jax.transfer.texts import input_file, input_size, texts
 
 Combination = Literal["concatenate", "sum", "mean"]
-Pooling = Literal["mean", "first", "last", "max", "pooled", "word", "none"]
 
 
 @dataclass(frozen=True)
@@ -97,35 +97,6 @@ def combined(layers: list[jax.Array], how: Combination) -> jax.Array:
     return total / len(layers) if how == "mean" else total
 
 
-def pooled(hidden: jax.Array, real: jax.Array, words: jax.Array, how: Pooling) -> jax.Array:
-    """hidden [B, T, D] of the positions that are `real` [B, T], with the number of each one's word [B, T] -> [B, D], or
-    [B, T, D] where `how` is none or word."""
-    places = jnp.arange(hidden.shape[1])
-    match how:
-        case "mean":
-            total = jnp.sum(jnp.where(real[..., None], hidden, 0), axis=1)
-            return total / jnp.maximum(real.sum(1, keepdims=True), 1)  # a row of padding has none
-        case "word":
-            return jax.vmap(word_means)(hidden, words)
-        case "max":
-            return jnp.where(real[..., None], hidden, -jnp.inf).max(1)
-        case "first":
-            place = jnp.argmax(real, axis=1)
-        case "last":
-            place = jnp.max(jnp.where(real, places, 0), axis=1)
-        case _:
-            return hidden
-    return jnp.take_along_axis(hidden, place[:, None, None], axis=1)[:, 0]
-
-
-def word_means(hidden: jax.Array, words: jax.Array) -> jax.Array:
-    """hidden [T, D], number of each position's word from 1 (0 = none) [T] -> [T, D]: the words' means, then zeros."""
-    count = len(words) + 1
-    total = jax.ops.segment_sum(hidden, words, count)
-    tokens = jax.ops.segment_sum(jnp.ones_like(words), words, count)
-    return (total / jnp.maximum(tokens, 1)[:, None])[1:]
-
-
 class Rows:
     """The rows of texts, each with the place of its first vector; to be read once."""
 
@@ -141,7 +112,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         for text in self._texts:
-            row = self.shape.row(self._tokenizer.encode(text), self.length)
+            row = self.shape.row([self._tokenizer.encode(text)], self.length)
             place = self.offsets[-1]
             self.offsets.append(place + self.count(row))
             self.cut += row.cut

@@ -1,13 +1,16 @@
-"""Texts as rows of tokens, each model's own way, and rows as batches of a few static shapes.
+"""Texts and pairs of texts as rows of tokens, each model's own way, and rows as batches of a few static shapes.
 
-BERT, RoBERTa, DistilBERT    [classification] text [separator]
-GPT, Transformer-XL          [begin] text
-XLNet                        text [separator] [classification], of segments 0, 0, 2, padded on the left
+BERT, DistilBERT        [classification] A [separator]               [classification] A [separator] B [separator]
+RoBERTa                 <s> A </s>                                   <s> A </s> </s> B </s>
+GPT, Transformer-XL     [begin] A                                    [begin] A [separator] B
+XLNet                   A [separator] [classification]               A [separator] B [separator] [classification]
+
+BERT's segments are 0 up to the first separator and 1 after it; XLNet's too, 2 for [classification], and it pads on the
+left. For a head, GPT's rows end with [classification] (its paper's extract token; Radford et al. 2018, section 3.3).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctx_jax.contract import Batch, Vocabulary
+from ctx_jax.data.examples import lengths
 from ctx_jax.data.tokenizers import Encoding
 from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
@@ -24,9 +28,6 @@ from ctx_jax.models.xlnet import XLNetConfig
 
 LENGTH = 512
 """Tokens of a row, at most, for models of any length."""
-
-SHORTEST = 8
-"""Tokens of the shortest rows that a batch is made of."""
 
 
 class Row(NamedTuple):
@@ -37,43 +38,53 @@ class Row(NamedTuple):
     words: np.ndarray
     """[n] int32: number of the token's word, from 1; 0 on special tokens and on white space before the first word."""
     segments: np.ndarray
-    """[n] int32: 0 = the text and its separator, 2 = XLNet's classification token."""
+    """[n] int32: 0 = the first text and its separator, 1 = the second and its own, 2 = XLNet's classification token."""
     cut: bool
-    """Whether the text was longer."""
+    """Whether there was more text."""
 
 
 @dataclass(frozen=True)
 class Template:
-    """What a model reads around a text."""
+    """What a model reads around a text, or around two."""
 
     before: tuple[int, ...]
     """Special ids before the text."""
     after: tuple[int, ...]
-    """Special ids after it."""
+    """Special ids after it, or after the second."""
     pad: int
     """The id of padding."""
-    segments: tuple[int, ...] = ()
-    """Segments of `after`; none = 0."""
+    between: tuple[int, ...] = ()
+    """Special ids between two texts."""
+    last_segment: int | None = None
+    """Segment of the row's last id (XLNet's classification token); None = that of the text before it."""
     left: bool = False
     """Whether padding stands before the row."""
 
-    @property
-    def special(self) -> int:
-        """How many special ids a row has."""
-        return len(self.before) + len(self.after)
+    def special(self, texts: int) -> int:
+        """How many special ids a row of one text, or of two, has."""
+        return len(self.before) + len(self.after) + len(self.between) * (texts - 1)
 
-    def row(self, encoding: Encoding, length: int) -> Row:
-        """The row of a text, of at most `length` tokens: what is too much is cut off the text's end."""
-        room = length - self.special
-        ids, words = encoding.ids[:room], np.cumsum(encoding.word_starts(), dtype=np.int32)[:room]
-        before, after = np.zeros(len(self.before), np.int32), np.zeros(len(self.after), np.int32)
-        segments = np.array(self.segments, np.int32) if self.segments else after
-        return Row(
-            np.concatenate([np.array(self.before, np.int32), ids, np.array(self.after, np.int32)]),
-            np.concatenate([before, words, after]),
-            np.concatenate([before, np.zeros_like(words), segments]),
-            len(encoding.ids) > room,
+    def row(self, texts: Sequence[Encoding], length: int) -> Row:
+        """The row of a text or a pair, of at most `length` tokens: what is too much is cut off the text's end, off the
+        longer one's first of a pair. Words are numbered through both."""
+        sizes = [len(text.ids) for text in texts]
+        kept = cut(sizes, length - self.special(len(texts)))
+        edges = [self.before, *[self.between] * (len(texts) - 1), self.after]
+        tokens, words, segments = (
+            [np.array(edges[0], np.int32)],
+            [np.zeros(len(edges[0]), np.int32)],
+            [0] * len(edges[0]),
         )
+        numbered = 0
+        for number, (text, size, edge) in enumerate(zip(texts, kept, edges[1:], strict=True)):
+            own = np.cumsum(text.word_starts(), dtype=np.int32)[:size]
+            tokens += [text.ids[:size], np.array(edge, np.int32)]
+            words += [np.where(own > 0, own + numbered, 0), np.zeros(len(edge), np.int32)]
+            segments += [number] * (size + len(edge))
+            numbered += int(own[-1]) if size else 0
+        if self.last_segment is not None:
+            segments[-1] = self.last_segment
+        return Row(np.concatenate(tokens), np.concatenate(words), np.array(segments, np.int32), sum(kept) < sum(sizes))
 
     def batch(self, rows: Sequence[Row], size: int, length: int) -> Batch:
         """`tokens`, `documents`, `positions`, `segments` and `words` [size, length], padded with empty rows."""
@@ -89,21 +100,34 @@ class Template:
         return batch
 
 
-def template(config: Any, vocabulary: Vocabulary) -> Template:
-    """How the model of this config reads one text. Raises ValueError for a model that has no way to."""
+def cut(sizes: Sequence[int], room: int) -> list[int]:
+    """How many tokens of each of one or two texts there is room for: one by one, the longer of a pair loses its last,
+    of equal ones the second (the code of BERT, `_truncate_seq_pair`)."""
+    if len(sizes) == 1:
+        return [min(sizes[0], room)]
+    first = min(sizes[0], max(room - sizes[1], -(-room // 2)))
+    return [first, min(sizes[1], room - first)]
+
+
+def template(config: Any, vocabulary: Vocabulary, head: bool = False) -> Template:
+    """How the model of this config reads texts, for its hidden states or for a `head` on the row. Raises ValueError for
+    a model that has no way to."""
     v = vocabulary
     match config:
         case BertConfig():
-            return Template((v.classification,), (v.separator,), v.pad)
+            # RoBERTa, which is told by its positions, has two of them.
+            between = (v.separator,) * (2 if config.position_offset else 1)
+            return Template((v.classification,), (v.separator,), v.pad, between)
         case GptConfig() | TransformerXLConfig():
-            return Template((v.begin,), (), v.pad)
+            return Template((v.begin,), (v.classification,) if head else (), v.pad, (v.separator,))
         case XLNetConfig():
-            return Template((), (v.separator, v.classification), v.pad, segments=(0, 2), left=True)
+            return Template((), (v.separator, v.classification), v.pad, (v.separator,), last_segment=2, left=True)
     raise ValueError(f"{type(config).__name__} does not say how it reads a text: choose a run of another model")
 
 
-def row_length(config: Any, template: Template, length: int | None) -> int:
-    """Tokens of a row, at most: `length`, by default as many as the model has positions for, or `LENGTH`.
+def row_length(config: Any, template: Template, length: int | None, texts: int = 1) -> int:
+    """Tokens of a row of so many texts, at most: `length`, by default as many as the model has positions for, or
+    `LENGTH`.
 
     Raises ValueError if that is more than the model has, or too little for any text.
     """
@@ -111,16 +135,9 @@ def row_length(config: Any, template: Template, length: int | None) -> int:
     chosen = length if length is not None else longest or LENGTH
     if longest is not None and chosen > longest:
         raise ValueError(f"--length {chosen} is longer than the model's {longest} positions: choose {longest} or less")
-    if chosen <= template.special:
-        least = template.special + 1
+    if chosen < (least := template.special(texts) + texts):
         raise ValueError(f"--length {chosen} leaves no room beside the special tokens: choose {least} or more")
     return chosen
-
-
-def lengths(longest: int) -> list[int]:
-    """The lengths of batches, up to `longest`: powers of two and the numbers halfway between them."""
-    powers = itertools.takewhile(lambda n: n < longest, (SHORTEST << step for step in itertools.count()))
-    return [n for power in powers for n in (power, power * 3 // 2) if n < longest] + [longest]
 
 
 def grouped(rows: Iterable[tuple[int, Row]], size: int, longest: int) -> Iterator[tuple[int, list[tuple[int, Row]]]]:

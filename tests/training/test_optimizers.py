@@ -193,3 +193,35 @@ def test_a_zero_parameter_is_not_stuck_under_lamb():
 def test_bad_values_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({"layer_decay": 0.5}, (0.125, [0.25, 0.5], 1.0)),
+        ({"frozen": 1}, (0.0, [0.0, 1.0], 1.0)),
+        ({"frozen": 0, "layer_decay": 0.5}, (0.0, [0.25, 0.5], 1.0)),
+        ({"frozen": 2}, (0.0, [0.0, 0.0], 1.0)),
+    ],
+)
+def test_rates_by_depth(settings, rates):
+    params = {
+        "tokens": {"embedding": jnp.ones((3, 2))},
+        "stack": {"layers": {"kernel": jnp.ones((2, 4, 2))}},
+        "classifier": {"kernel": jnp.ones((2, 2))},
+    }
+    gradients = jax.tree.map(lambda x: 3.0 * x, params)
+    plain, slower = (AdamW(schedule=WarmUp(rate=0.1), clip=None, **chosen).build(10).tx for chosen in ({}, settings))
+    whole, _ = plain.update(gradients, plain.init(params), params)
+    found, _ = slower.update(gradients, slower.init(params), params)
+    part = jax.tree.map(lambda a, b: a / b, found, whole)
+    np.testing.assert_allclose(part["tokens"]["embedding"], rates[0], rtol=1e-6)
+    np.testing.assert_allclose(part["stack"]["layers"]["kernel"][:, 0, 0], rates[1], rtol=1e-6)
+    np.testing.assert_allclose(part["classifier"]["kernel"], rates[2], rtol=1e-6)
+
+
+def test_depths_that_are_none():
+    with pytest.raises(ValueError, match=r"layer_decay 1.5: choose a part above 0 and up to 1"):
+        AdamW(layer_decay=1.5)
+    with pytest.raises(ValueError, match="frozen -1: choose 0 layers or more, or None"):
+        AdamW(frozen=-1)

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from ctx_jax.signals import Preempted
-from ctx_jax.training.checkpoints import saved
+from ctx_jax.training.checkpoints import find_checkpoint, saved
 from ctx_jax.training.loop import Evaluator
 from ctx_jax.training.stopping import Stop
 from tests.kills.processes import environment, start, start_hosts
@@ -96,8 +96,11 @@ def test_the_best_step_stays(tmp_path: Path):
     assert saved(tmp_path / "other") == [2]  # nothing is lost
     train(tmp_path / "other", training=replace(training))
     assert_equal(final(tmp_path / "other"), final(tmp_path / "run"))
-    with pytest.raises(ValueError, match="training best 'accuracy': the lowest stays"):
-        replace(training, best="accuracy")
+    train(tmp_path / "highest", training=replace(training, best="accuracy", keep_every=0))
+    shares = {line["step"]: line["accuracy"] for line in lines(tmp_path / "highest") if line["kind"] == "evaluation"}
+    best = max(shares, key=lambda step: (shares[step], step))
+    assert saved(tmp_path / "highest") == sorted({6, best})
+    assert find_checkpoint(tmp_path / "highest", "best", "accuracy")[1] == best
 
 
 def test_nobody_asked():

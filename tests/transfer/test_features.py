@@ -110,7 +110,7 @@ def test_features_are_those_of_each_text_alone(name: str, run_of: RunOf, lines: 
 def test_a_text_has_the_same_bits_in_any_company(name: str, run_of: RunOf):
     run = open_run(run_of(name))
     shape = template(run.experiment.model, run.tokenizer.vocabulary)
-    rows = [shape.row(run.tokenizer.encode(text), 48) for text in TEXTS]
+    rows = [shape.row([run.tokenizer.encode(text)], 48) for text in TEXTS]
     step = jax.jit(partial(features, run.model, Choice(layers=(0, -1))))
     together = step(run.variables, shape.batch(rows, 4, 48))
     for place, others in ((0, []), (2, [rows[1]] * 2)):
@@ -122,7 +122,7 @@ def test_a_text_has_the_same_bits_in_any_company(name: str, run_of: RunOf):
 def test_the_last_layer_of_gpt2_is_what_its_head_reads(run_of: RunOf):
     run = open_run(run_of("gpt"))
     shape = template(run.experiment.model, run.tokenizer.vocabulary)
-    batch = shape.batch([shape.row(run.tokenizer.encode(TEXTS[1]), 32)], 1, 32)
+    batch = shape.batch([shape.row([run.tokenizer.encode(TEXTS[1])], 32)], 1, 32)
     output = run.model.apply(run.variables, batch, collect=("layers",))
     found = features(run.model, Choice(pooling="none"), run.variables, batch)
     np.testing.assert_allclose(found, output.hidden, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,62 @@
+"""Fine-tuning on labelled examples of your own: the network is that of the run that --from names.
+
+    python -m ctx_jax train finetune:classification --from RUN --text examples.tsv --run runs/mine
+
+The recipe is the usual one (Devlin et al. 2018, appendix A.3: rates 2e-5 to 5e-5, batches of 16 or 32, 2 to 4 epochs):
+AdamW, warm-up over a tenth of the steps, linear decay. After each epoch the validation examples are scored, and the
+checkpoint that did best stays: evaluate RUN --checkpoint best. Without --from a tiny BERT is trained from scratch.
+
+Seen with all-MiniLM-L6-v2 (imported), --objective.pooling mean, --data.reader.length 256, seeds 0, 1 and 2, fp32 on one
+H100, the last checkpoint, beside a plain PyTorch loop of the same recipe (mean of three seeds):
+
+    SST-2   3 epochs   test accuracy           0.882  0.880  0.889   mean 0.883   PyTorch 0.884 (0.880 to 0.887)
+    STS-B   4 epochs   test Spearman           0.825  0.819  0.821   mean 0.822   PyTorch 0.819 (0.812 to 0.826)
+    RTE     5 epochs   development accuracy    0.570  0.531  0.592   mean 0.564   PyTorch 0.582 (0.556 to 0.603)
+
+STS-B's numbers as they are, not scaled by those of training, gave 0.810.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ctx_jax.data.examples import Examples
+from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.evaluation.tasks import Task
+from ctx_jax.experiment import Data, Experiment, find
+from ctx_jax.objectives.supervised import Supervised
+from ctx_jax.training.loop import Training
+from ctx_jax.training.optimizers import AdamW
+from ctx_jax.training.schedules import WarmUp
+
+
+def classification() -> Experiment:
+    """A text, or two with --data.corpus.texts, and the name of its class (columns text and label).
+
+    python -m ctx_jax train finetune:classification --from RUN --text examples.tsv
+    """
+    return Experiment(
+        name="classification",
+        data=Data(
+            reader=Examples(128),
+            corpus=Task(Path("examples.tsv")),
+            tokenizer=SentencePiece(2048),
+            batch_size=32,
+            evaluation_batch_size=64,
+        ),
+        model=replace(find("bert:tiny").model, dropout=0.1, attention_dropout=0.1),
+        objective=Supervised(),
+        optimizer=AdamW(schedule=WarmUp(rate=5e-5, share=0.1)),
+        training=Training(epochs=3),
+    )
+
+
+def regression() -> Experiment:
+    """Two texts and a number (columns first, second and label), as in STS-B: the mean of squared errors.
+
+    python -m ctx_jax train finetune:regression --from RUN --text pairs.tsv
+    """
+    default = classification()
+    task = replace(default.data.corpus, kind="regression", texts=("first", "second"))
+    return replace(default, name="regression", data=replace(default.data, corpus=task))
