@@ -21,7 +21,7 @@ from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
-from ctx_jax.kernels import tiles
+from ctx_jax.kernels import programs, tiles
 from ctx_jax.kernels.tiles import NOTHING, Facts, Part, Segment, Settings
 from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
@@ -262,7 +262,7 @@ def spans(blocks: jax.Array, parts: Sequence[Part]) -> jax.Array:
     if not parts[0].consecutive:
         return jnp.zeros((len(blocks), 1, 2), jnp.int32)  # no program's
     step, count = tiles.stride(parts[0]), parts[0].blocks
-    own = jnp.pad(blocks[:, :count], ((0, 0), (0, tiles.programs(parts[0]) - count), (0, 0)))
+    own = jnp.pad(blocks[:, :count], ((0, 0), (0, tiles.strided_programs(parts[0]) - count), (0, 0)))
     own = own.reshape(len(own), -1, step, 2)
     some = own[..., 0] < own[..., 1]
     first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
@@ -328,8 +328,8 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     written: Any = position_terms(operands, known, blocks, settings) if own else ((), ())
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
     out, *normalizers = call(
-        tiles.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], segment, known, blocks,
-        outputs=[like(content), of_queries, *([of_queries] if segment else [])],
+        programs.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], segment, known,
+        blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
     kept = written if sum(x.nbytes for x in written if own) <= KEPT else None
     return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
@@ -342,9 +342,9 @@ def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Set
     dtype = operands.content.dtype
     pairs = jax.ShapeDtypeStruct((heads, rows, size, keys), tiles.narrow(dtype))
     queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
-    programs = sum(tiles.programs(part) if part.consecutive else part.blocks for part in settings.queries)
+    count = sum(tiles.strided_programs(part) if part.consecutive else part.blocks for part in settings.queries)
     return call(
-        tiles.scores_kernel, (programs, heads, rows), settings, operands.content, operands.position, known, blocks,
+        programs.scores_kernel, (count, heads, rows), settings, operands.content, operands.position, known, blocks,
         spans(blocks, settings.queries), outputs=[pairs, queries],
     )  # fmt: skip
 
@@ -362,26 +362,26 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))
     by_key, by_value, *by_pairs = call(
-        tiles.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [()]), known, key_blocks,
+        programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [()]), known, key_blocks,
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:
         [by_content] = call(
-            tiles.query_kernel, by_query_block, settings, content, key, value, known, blocks, *rest,
+            programs.query_kernel, by_query_block, settings, content, key, value, known, blocks, *rest,
             outputs=[like(content)],
         )  # fmt: skip
         return by_content, by_key, by_value, None, None, None
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
-        tiles.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks, *by_pairs,
+        programs.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks, *by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
     count, groups = position.relative.shape[1], min(rows, GROUPS)
     distances = -(-count // tiles.BLOCK)
     shape = len(position.relative), distances * tiles.BLOCK, *position.relative.shape[2:]
     [by_distance] = call(
-        tiles.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, known, blocks, *by_pairs,
-        outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
+        programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, known, blocks,
+        *by_pairs, outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
     )  # fmt: skip
     by_position = Position(
         by_distance.sum(0)[:, :count].astype(position.relative.dtype),
