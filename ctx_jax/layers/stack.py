@@ -35,8 +35,9 @@ class Stack(nn.Module):
     remat: bool = False
 
     @nn.compact  # the one module that is not `setup`: its parameters' shapes follow from the first inputs
-    def __call__(self, x: Any, per_layer: Any, shared: Any, key: jax.Array | None) -> tuple[Any, Any]:
-        """per_layer: pytree of [B, L, ...]. Returns x and the layers' outputs, each [B, L, ...]."""
+    def __call__(self, x: Any, per_layer: Any, shared: Any, key: jax.Array | None, last: Any = None) -> tuple[Any, Any]:
+        """per_layer: pytree of [B, L, ...]; `last` is what the last layer sees in place of `shared`, if anything else.
+        Returns x and the layers' outputs, each [B, L, ...]."""
         layer = self.layer(parent=None)
         if isinstance(per_layer, list):
             assert key is None
@@ -59,21 +60,27 @@ class Stack(nn.Module):
             parameters = self.param("layers", initialize)
         keys = None if key is None else jax.random.split(key, self.depth)
 
-        def apply(x: Any, inputs: Any) -> tuple[Any, Any]:
-            parameters, per_layer, key = inputs
-            x, outputs = layer.apply({"params": parameters}, x, per_layer, shared, key)
-            return jax.tree.map(lambda stream: constrain(stream, ("batch", "length", "activation")), x), outputs
+        def applied(shared: Any) -> Any:
+            def apply(x: Any, inputs: Any) -> tuple[Any, Any]:
+                parameters, per_layer, key = inputs
+                x, outputs = layer.apply({"params": parameters}, x, per_layer, shared, key)
+                return jax.tree.map(lambda stream: constrain(stream, ("batch", "length", "activation")), x), outputs
 
-        if self.remat:
-            apply = jax.checkpoint(apply, prevent_cse=not self.scan)
+            return jax.checkpoint(apply, prevent_cse=not self.scan) if self.remat else apply
+
+        scanned = 0
+        collected = []
         if self.scan and not isinstance(parameters, list):
-            x, outputs = jax.lax.scan(apply, x, (parameters, per_layer, keys))
-        else:
-            collected = []
-            for index, own in enumerate(apart(parameters)):
-                x, output = apply(x, (own, *jax.tree.map(lambda leaf, i=index: leaf[i], (per_layer, keys))))
-                collected.append(output)
-            outputs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
+            scanned = self.depth - (last is not None)
+            inputs = jax.tree.map(lambda leaf: leaf[:scanned], (parameters, per_layer, keys))
+            x, outputs = jax.lax.scan(applied(shared), x, inputs)
+            collected.append(outputs)
+        for index, own in enumerate(apart(parameters)):
+            if index >= scanned:
+                seen = last if last is not None and index == self.depth - 1 else shared
+                x, output = applied(seen)(x, (own, *jax.tree.map(lambda leaf, i=index: leaf[i], (per_layer, keys))))
+                collected.append(jax.tree.map(lambda leaf: leaf[None], output))
+        outputs = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *collected)
         return x, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), outputs)
 
 

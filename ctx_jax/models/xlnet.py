@@ -134,6 +134,9 @@ class Shared(NamedTuple):
     slot: jax.Array | int
     """Place of the first content query among the keys."""
     collect: tuple[str, ...]
+    apart: bool = False
+    """Whether the streams are computed apart, as in the last layer, whose content stream pretraining does not need: the
+    compiler leaves it out."""
 
 
 class Layer(nn.Module):
@@ -151,12 +154,11 @@ class Layer(nn.Module):
 
     def __call__(
         self, x: jax.Array, carried: jax.Array | Cached, shared: Shared, key: jax.Array | None
-    ) -> tuple[jax.Array, dict[str, Any]]:
-        """Content and query stream [B, T + K, D] -> the same, and what `collect` names, of the content stream.
-        `carried` is the memory [B, M, D] or, in generation, this layer's part of the cache."""
+    ) -> tuple[Any, dict[str, Any]]:
+        """Content and query stream [B, T + K, D] -> the same (two arrays if `apart`), and what `collect` names,
+        of the content stream. `carried` is the memory [B, M, D] or, in generation, this layer's part of the cache."""
         c = self.config
         h = x[:, : shared.content]
-        attention_key, first_key, inner_key, second_key = split_key(key, 4)
         collected: dict[str, Any] = {}
         if isinstance(carried, Cached):
             collected["past"] = self.attention.attendable(h)
@@ -170,22 +172,36 @@ class Layer(nn.Module):
                 relative = relative[0]
             collected["memory"] = remember(carried, h, c.memory_length, c.reuse_length)
 
-        y, probabilities = self.attention(
-            x,
-            past,
-            relative,
-            shared.visibility,
-            attention_key,
-            direction=None if shared.reversed is None else shared.reversed.astype(jnp.int32),
-            places=shared.places,
-            segments=shared.segments,
-            collect="attention" in shared.collect,
-        )
-        x = self.attention_norm(x, y, c.dropout, first_key)
-        x = self.feed_forward_norm(x, self.feed_forward(x, inner_key), c.dropout, second_key)
+        direction = None if shared.reversed is None else shared.reversed.astype(jnp.int32)
+
+        def queried(own: slice, places: jax.Array | None, key: jax.Array | None) -> tuple[jax.Array, Any]:
+            attention_key, first_key, inner_key, second_key = split_key(key, 4)
+            sees, segments = shared.visibility, shared.segments
+            y, probabilities = self.attention(
+                x[:, own],
+                past,
+                relative,
+                sees._replace(query_documents=sees.query_documents[:, own], highest=sees.highest[:, own]),
+                attention_key,
+                direction=direction,
+                places=places,
+                segments=segments and (segments[0][:, own], segments[1]),
+                collect="attention" in shared.collect,
+            )
+            y = self.attention_norm(x[:, own], y, c.dropout, first_key)
+            return self.feed_forward_norm(y, self.feed_forward(y, inner_key), c.dropout, second_key), probabilities
+
+        if shared.apart:
+            content_key, query_key = split_key(key, 2)
+            h, probabilities = queried(slice(0, shared.content), None, content_key)
+            g, _ = queried(slice(shared.content, None), shared.places, query_key)
+            y: Any = (h, g)
+        else:
+            y, probabilities = queried(slice(None), shared.places, key)
+            h = y[:, : shared.content]
         collected["attention"] = None if probabilities is None else probabilities[:, :, : shared.content]
-        collected["layers"] = x[:, : shared.content]
-        return x, {name: collected[name] for name in shared.collect}
+        collected["layers"] = h
+        return y, {name: collected[name] for name in shared.collect}
 
 
 class XLNet(nn.Module):
@@ -260,19 +276,21 @@ class XLNet(nn.Module):
             first,
             (*collect, "memory") if c.memory_length else collect,
         )
-        x, outputs = self.stack(x, memory.hidden, shared, stack_key)
+        last = None if places is None else shared._replace(apart=True)
+        x, outputs = self.stack(x, memory.hidden, shared, stack_key, last)
+        h, g = (x, None) if last is None else x
 
         new = pooled = None
         if c.memory_length:
             new = Memory(outputs["memory"], remember(memory.documents, documents, c.memory_length, c.reuse_length))
-        hidden = dropout(x[:, :length], c.dropout, hidden_key)
+        hidden = dropout(h, c.dropout, hidden_key)
         if c.pooler:
             pooled = dropout(jnp.tanh(self.pooler(hidden[:, -1])), c.dropout, pooled_key)
         return ModelOutput(
             hidden,
             new,
             pooled,
-            query=None if places is None else dropout(x[:, length:], c.dropout, output_key),
+            query=None if g is None else dropout(g, c.dropout, output_key),
             layers=all_layers(embedding, outputs),
             attention=outputs.get("attention"),
         )
