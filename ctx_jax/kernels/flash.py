@@ -10,7 +10,6 @@ All blocks of a row that no query sees are skipped: those after a causal query, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,49 +21,20 @@ from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
 from ctx_jax.kernels import programs, tiles
-from ctx_jax.kernels.tiles import NOTHING, Facts, Part, Segment, Settings
+from ctx_jax.kernels.blocks import RANKS, bounds, codes, in_blocks, padded, spans
+from ctx_jax.kernels.tiles import NOTHING, Facts, Part, PositionTerm, SegmentTerm, Settings
 from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.parallel.sharding import RULES
 
-WARPS = 4
-"""Warps of a program."""
+WARPS, STAGES = 4, 3
+"""Warps of a program, and tiles that are on their way to it."""
 FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
 GROUPS = 4
 """Into so many parts the rows are split where the gradient by distance sums over them."""
 KEPT = 3 * 2**27
 """Bytes of position terms, for each layer, that are kept for the backward pass; more are computed again in it."""
-RANKS = 2**15
-"""A key's code is RANKS times the number of its document plus its rank: who sees whom is one range of codes."""
-
-
-def codes(visibility: Visibility) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The keys' codes [B, S] and the queries' lowest and highest [B, T], for up to RANKS keys.
-
-    A document's number is where its first key stands, so that blocks of keys have narrow ranges of codes. Ranks from 0
-    to RANKS - 3 count; whatever is below 0 is one rank below them all.
-    """
-    documents = visibility.key_documents
-
-    def number(x: jax.Array) -> jax.Array:
-        same = (x[:, :, None] == documents[:, None, :]) & (documents != 0)[:, None, :]
-        return jnp.where(same.any(-1), jnp.argmax(same, -1), -1).astype(jnp.int32)
-
-    def code(number: jax.Array, rank: jax.Array) -> jax.Array:
-        return number * RANKS + jnp.clip(rank, -1, RANKS - 2) + 1
-
-    own, other = number(visibility.query_documents), number(documents)
-    key = jnp.where(other < 0, -1, code(other, visibility.key_ranks))
-    lowest = jnp.where(own < 0, 1, code(own, visibility.lowest))
-    return key, lowest, jnp.where(own < 0, 0, code(own, visibility.highest))
-
-
-def padded(x: jax.Array, axis: int, size: int, value: int = 0) -> jax.Array:
-    """x with `value` appended along an axis up to the size."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, size - x.shape[axis])
-    return jnp.pad(x, widths, constant_values=value)
 
 
 class Position(NamedTuple):
@@ -75,6 +45,15 @@ class Position(NamedTuple):
     position_bias: jax.Array
     direction: jax.Array | None
     places: jax.Array | None
+
+
+class Gate(NamedTuple):
+    """What the segment term needs, [H, C] each."""
+
+    bias: jax.Array
+    """w"""
+    same: jax.Array
+    """What a key of the query's segment has more than another."""
 
 
 def obstacle(query: jax.Array, key: jax.Array) -> str | None:
@@ -126,15 +105,6 @@ def attention(
     """What `layers.attention.attention` returns first, over the current mesh."""
     sides = jnp.zeros(query.shape[:2], jnp.int32), jnp.zeros(key.shape[:2], jnp.int32)
     return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, interpret)
-
-
-class Gate(NamedTuple):
-    """What the segment term needs, [H, C] each."""
-
-    bias: jax.Array
-    """w"""
-    same: jax.Array
-    """What a key of the query's segment has more than another."""
 
 
 def over_mesh(
@@ -201,7 +171,7 @@ def attend(
     given = 0 if position is None or position.places is None else position.places.shape[1]
     last = Part(0, queries - given)
     parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.size)
-    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), position is not None, gate is not None, interpret)
+    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
         in_blocks(facts.key, [settings.keys], -1),
@@ -216,61 +186,8 @@ def attend(
     return _attend(query, key, value, position, gate, facts, settings)[..., :channels]
 
 
-def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
-    """[..., places] -> [..., blocks]: with each part's last block filled up."""
-    if not any(part.short for part in parts[:-1]):  # nothing moves
-        return padded(x, -1, parts[-1].end * tiles.BLOCK, value)
-    pieces = [x[..., part.first : part.first + part.size] for part in parts]
-    sizes = [(part.end - part.block) * tiles.BLOCK for part in parts]
-    return jnp.concatenate([padded(piece, -1, n, value) for piece, n in zip(pieces, sizes, strict=True)], -1)
-
-
-def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For each block of queries the first block of keys that it meets and the one after the last, [B, T / BLOCK, 2],
-    and for each block of keys the blocks of each part's queries that meet it, [B, S / BLOCK, 2 parts]: all that see
-    each other, and what lies between.
-
-    Also [B, T / BLOCK, S / BLOCK] int32, 1 where all of a block of queries see all of a block of keys.
-    """
-    lowest, code = facts.query[:, 0], facts.key[:, 0]
-    highest = lowest + facts.query[:, 1]
-
-    def extreme(x: jax.Array, real: jax.Array, least: bool) -> jax.Array:
-        x, real = (y.reshape(len(y), -1, tiles.BLOCK) for y in (x, real))
-        return jnp.where(real, x, 2**30).min(-1) if least else jnp.where(real, x, -(2**30)).max(-1)
-
-    real, key_real = lowest != NOTHING, code >= 0
-    every, key_every = jnp.ones_like(real), jnp.ones_like(key_real)
-    sees = extreme(lowest, real, True)[:, :, None] <= extreme(code, key_real, False)[:, None, :]
-    sees &= extreme(highest, real, False)[:, :, None] >= extreme(code, key_real, True)[:, None, :]
-
-    def ends(sees: jax.Array, first: int = 0) -> jax.Array:
-        end = jnp.where(sees.any(-1), sees.shape[-1] - jnp.argmax(sees[..., ::-1], -1), 0)
-        return first + jnp.stack([jnp.argmax(sees, -1), end], -1).astype(jnp.int32)
-
-    blocks = ends(sees)
-    j = jnp.arange(sees.shape[2])
-    met = ((blocks[..., :1] <= j) & (j < blocks[..., 1:])).swapaxes(1, 2)
-    of_keys = jnp.concatenate([ends(met[..., part.block : part.end], part.block) for part in parts], -1)
-    whole = extreme(lowest, every, False)[:, :, None] <= extreme(code, key_every, True)[:, None, :]
-    whole &= extreme(highest, every, True)[:, :, None] >= extreme(code, key_every, False)[:, None, :]
-    return blocks, of_keys, whole.astype(jnp.int32)
-
-
-def spans(blocks: jax.Array, parts: Sequence[Part]) -> jax.Array:
-    """The blocks of keys that `scores_kernel`'s programs of consecutive queries meet, [B, programs, 2]."""
-    if not parts[0].consecutive:
-        return jnp.zeros((len(blocks), 1, 2), jnp.int32)  # no program's
-    step, count = tiles.stride(parts[0]), parts[0].blocks
-    own = jnp.pad(blocks[:, :count], ((0, 0), (0, tiles.strided_programs(parts[0]) - count), (0, 0)))
-    own = own.reshape(len(own), -1, step, 2)
-    some = own[..., 0] < own[..., 1]
-    first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
-    return jnp.repeat(jnp.stack([jnp.minimum(first, end), end], -1), step, axis=1)
-
-
 def call(
-    kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any], stages: int = 3
+    kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any]
 ) -> list[jax.Array]:
     """Runs a program for each (block, head, row)."""
     return pl.pallas_call(
@@ -278,7 +195,7 @@ def call(
         grid=grid,
         out_shape=outputs,
         interpret=settings.interpret,
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=stages),
+        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES),
         name=kernel.__name__,
     )(*operands)
 
@@ -288,17 +205,17 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 class Terms(NamedTuple):
-    """What the kernels read of the queries; () = there is no such term."""
+    """What the kernels read of the queries; None = there is no such term."""
 
     content: jax.Array
     """[B, T, H, C]: those of the content term. The others' differ by a vector for each head."""
-    position: tiles.Position | tuple[()]
-    segment: Segment | tuple[()]
+    position: PositionTerm | None
+    segment: SegmentTerm | None
 
 
 def terms(query: jax.Array, position: Position | None, gate: Gate | None, settings: Settings) -> Terms:
     if position is None:
-        return Terms(query, (), ())
+        return Terms(query, None, None)
     assert position.direction is not None  # relative_attention sees to it
     narrow = position.content_bias.astype(query.dtype)
     # with heads and channels as one axis, so that the product that gives the queries adds the bias itself
@@ -308,15 +225,15 @@ def terms(query: jax.Array, position: Position | None, gate: Gate | None, settin
     if position.places is not None:
         placed = settings.keys.size - 1 - position.places
         offsets = jnp.concatenate([offsets, placed], 1) if last.consecutive else placed
-    own = tiles.Position(
+    own = PositionTerm(
         position.position_bias.astype(jnp.float32) - bias,
         position.relative,
         position.direction,
         in_blocks(offsets, settings.queries),
     )
-    segment: Any = ()
+    segment = None
     if gate is not None:
-        segment = Segment(gate.bias.astype(jnp.float32) - bias, gate.same.astype(jnp.float32))
+        segment = SegmentTerm(gate.bias.astype(jnp.float32) - bias, gate.same.astype(jnp.float32))
     return Terms(content, own, segment)
 
 
@@ -325,13 +242,13 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     content, own, segment = operands
     blocks, _, whole = bounds(facts, settings.queries)
     known, rows, heads, count = (*facts, whole), len(blocks), query.shape[2], blocks.shape[1]
-    written: Any = position_terms(operands, known, blocks, settings) if own else ((), ())
+    written: Any = position_terms(operands, known, blocks, settings) if own else (None, None)
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
     out, *normalizers = call(
         programs.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], segment, known,
         blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
-    kept = written if sum(x.nbytes for x in written if own) <= KEPT else None
+    kept = written if sum(x.nbytes for x in jax.tree.leaves(written)) <= KEPT else None
     return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
 
 
@@ -362,7 +279,7 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))
     by_key, by_value, *by_pairs = call(
-        programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [()]), known, key_blocks,
+        programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [None]), known, key_blocks,
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:

@@ -52,7 +52,7 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
         part, step = settings.queries[0], stride(settings.queries[0])
         begin = i // step * step * tiles.BLOCK + i % step
         rows = begin + step * tile.iota
-        distances = Distances(tile, position, tile.iota)
+        distances = Distances(tile, position)
         channels = jnp.arange(content.shape[-1])
         at = jnp.minimum(rows, part.size - 1)
         query = distances.query(content[b, at, h, :])
@@ -74,16 +74,17 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
     def placed() -> None:
         part, own = settings.queries[-1], i - count + settings.queries[-1].block
         rows = pl.ds(own * tiles.BLOCK, tiles.BLOCK)
-        distances = Distances(tile, position, position[3][b, rows])
+        distances = Distances(tile, position)
+        offsets = distances.offsets(own)
         query = distances.query(part.read(content, b, own, h))
         turned[b, rows, h, :] = query
         first, end = blocks[b, own, 0], blocks[b, own, 1]
 
         def block(n: Any, _: None) -> None:
-            keys = n * tiles.BLOCK + tile.iota[None, :] - distances.offsets[:, None]
+            keys = n * tiles.BLOCK + tile.iota[None, :] - offsets[:, None]
             write(distances, n * tiles.BLOCK, query, own * tiles.BLOCK + tile.iota, keys, first, end)
 
-        jax.lax.fori_loop(*distances.blocks(first, end), block, None)
+        jax.lax.fori_loop(*distances.blocks(offsets, first, end), block, None)
 
     if count:
         pl.when(i < count)(consecutive)
@@ -94,7 +95,7 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
 def forward_kernel(
     content, key, value, scores, segment, facts, blocks, out, normalizer, gate: Any = None, *, settings: Settings
 ) -> None:  # fmt: skip
-    """`scores` are those of `scores_kernel`, if there is a position term. Also gives the queries' segment term, if
+    """`scores` are those of `scores_kernel`, None without a position term. Also gives the queries' segment term, if
     there is one."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
@@ -112,7 +113,7 @@ def forward_kernel(
 
         def step(j: Any, carry: Any) -> Any:
             largest, total, sums = carry
-            term = tile.term(scores, i, j) if settings.position else None
+            term = tile.term(scores, i, j) if scores is not None else None
             product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, seen, i, j)
             new = jnp.maximum(largest, product.max(1))
             exponentials = jnp.exp2(product * settings.scale - (new * settings.scale)[:, None])
@@ -169,12 +170,12 @@ def key_kernel(
     carry = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.float32)
     for number, part in enumerate(settings.queries):
 
-        def step(i: Any, carry: Any, part: Part = part, number: int = number) -> Any:
+        def step(i: Any, carry: Any, part: Part = part) -> Any:
             key_sum, value_sum = carry
             at = pl.ds(i * tiles.BLOCK, tiles.BLOCK)
             query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
-            term = tile.term(scores, i, j) if settings.position else None
-            bias = gate[b, h, at] if settings.segments else None
+            term = tile.term(scores, i, j) if scores is not None else None
+            bias = gate[b, h, at] if gate is not None else None
             seen = None if term is None else tile.seen(i)  # tiles with a position term are hardly ever whole
             product = tile.scores(tile.dot(query, keys), term, bias, seen, i, j)
             probabilities = jnp.exp2(product * settings.scale - normalizer[b, h, at][None, :])
@@ -204,28 +205,30 @@ def position_kernel(
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, turned=False)
     own, first, end = pl.ds(i * tiles.BLOCK, tiles.BLOCK), blocks[b, i, 0], blocks[b, i, 1]
-    distances = Distances(tile, position, position[3][b, own])
+    distances = Distances(tile, position)
+    offsets = distances.offsets(i)
     nothing = jnp.zeros((tiles.BLOCK, key.shape[-1]), jnp.float32)
 
     def by_key(j: Any, carry: Any) -> Any:
         content_sum, gate_sum = carry
         pairs = by_pairs[h, b, own, pl.ds(j * tiles.BLOCK, tiles.BLOCK)]
         content_sum += dot(pairs, settings.keys.read(key, b, j, h))
-        if segment:
+        if segment is not None:
             gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
         return content_sum, gate_sum
 
     def by_distance(block: Any, total: jax.Array) -> jax.Array:
-        return total + dot(distances.pairs(by_pairs, i, block, first, end), distances.relative(block * tiles.BLOCK))
+        pairs = distances.pairs(by_pairs, i, offsets, block, first, end)
+        return total + dot(pairs, distances.relative(block * tiles.BLOCK))
 
     content_sum, gate_sum = jax.lax.fori_loop(first, end, by_key, (nothing, jnp.zeros(tiles.BLOCK, jnp.float32)))
-    position_sum = jax.lax.fori_loop(*distances.blocks(first, end), by_distance, nothing)
+    position_sum = jax.lax.fori_loop(*distances.blocks(offsets, first, end), by_distance, nothing)
     sums[b, i, 0, h, :], sums[b, i, 1, h, :] = content_sum.sum(0), position_sum.sum(0)
 
     def run(part: Part) -> None:
         total = content_sum + position_sum
-        if segment:
-            total += gate_sum[:, None] * segment[1][h, :].astype(jnp.float32)[None, :]
+        if segment is not None:
+            total += gate_sum[:, None] * segment.same[h, :].astype(jnp.float32)[None, :]
             by_gate[b, h, own] = gate_sum
             sums[b, i, 2, h, :] = (part.read(content, b, i, h).astype(jnp.float32) * gate_sum[:, None]).sum(0)
         part.write(by_content, b, i, h, total)
@@ -243,22 +246,19 @@ def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, se
 
     def row(n: Any, total: jax.Array) -> jax.Array:
         b = n * groups + group
-        tile = Tile(facts, b, h, settings, turned=False)
+        distances = Distances(Tile(facts, b, h, settings, turned=False), position)
 
         def step(i: Any, total: jax.Array) -> jax.Array:
-            at = pl.ds(i * tiles.BLOCK, tiles.BLOCK)
-            distances = Distances(tile, position, position[3][b, at])
-            pairs = distances.pairs(by_pairs, i, block, blocks[b, i, 0], blocks[b, i, 1])
-            return total + dot(pairs.T, query[b, at, h, :])
+            pairs = distances.pairs(by_pairs, i, distances.offsets(i), block, blocks[b, i, 0], blocks[b, i, 1])
+            return total + dot(pairs.T, query[b, pl.ds(i * tiles.BLOCK, tiles.BLOCK), h, :])
 
         for part in settings.queries:
             begin, stop = jnp.int32(part.block), jnp.int32(part.end)
-            if (
-                part.consecutive
-            ):  # block i meets the distances of offsets count - (i + 1) tiles.BLOCK to count - 1 - i tiles.BLOCK
+            if part.consecutive:
+                # query block i meets the distances from size - (i + 1) BLOCK on to size - 1 - i BLOCK + all keys
                 begin = jnp.maximum((part.size - tiles.BLOCK) // tiles.BLOCK - block, 0)
                 stop = jnp.minimum((part.size - 2) // tiles.BLOCK + 1 + key_blocks - block, part.end)
-            total = jax.lax.fori_loop(begin, jnp.where(position[2][b] == own, stop, begin), step, total)
+            total = jax.lax.fori_loop(begin, jnp.where(position.direction[b] == own, stop, begin), step, total)
         return total
 
     total = jnp.zeros((tiles.BLOCK, query.shape[-1]), jnp.float32)

@@ -80,8 +80,8 @@ class Part(NamedTuple):
             array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :] = x
 
 
-class Position(NamedTuple):
-    """The position term."""
+class PositionTerm(NamedTuple):
+    """What the kernels read of the position term."""
 
     shift: jax.Array
     """[H, C]: what turns content queries into those of the position term, v - u."""
@@ -93,7 +93,7 @@ class Position(NamedTuple):
     """[B, blocks of queries] int32: the number of a query's distance to the first key, S - 1 less its place."""
 
 
-class Segment(NamedTuple):
+class SegmentTerm(NamedTuple):
     """The segment term: what a key of a query's own segment has more than another."""
 
     shift: jax.Array
@@ -124,8 +124,6 @@ class Settings(NamedTuple):
     queries: tuple[Part, ...]
     """Those that are the last places, if there are any, and then those at any place."""
     keys: Part
-    position: bool
-    segments: bool
     interpret: bool
 
     @property
@@ -223,33 +221,34 @@ class Tile:
 
 
 class Distances:
-    """The position term of a block of queries."""
+    """The position term of a tile's queries."""
 
-    def __init__(self, tile: Tile, position: Any, offsets: jax.Array) -> None:
-        """`offsets` are those of the queries, [BLOCK]."""
-        self.tile, self.offsets = tile, offsets
-        self.shift, self.array, self.direction, _ = position
+    def __init__(self, tile: Tile, term: PositionTerm) -> None:
+        self.tile, self.term = tile, term
 
     def query(self, content: jax.Array) -> jax.Array:
         """Queries of the position term in UNIT, from those of the content term."""
-        shift = self.shift[self.tile.h, :].astype(jnp.float32)
+        shift = self.term.shift[self.tile.h, :].astype(jnp.float32)
         return ((content.astype(jnp.float32) + shift[None, :]) / UNIT).astype(content.dtype)
 
     def relative(self, start: Any) -> jax.Array:
         """The keys of a block of distances, [BLOCK, C]; what is not there belongs to keys that are not seen."""
-        rows = jnp.clip(start + self.tile.iota, 0, self.array.shape[1] - 1)
-        return self.array[self.direction[self.tile.b], rows, self.tile.h, :]
+        rows = jnp.clip(start + self.tile.iota, 0, self.term.relative.shape[1] - 1)
+        return self.term.relative[self.term.direction[self.tile.b], rows, self.tile.h, :]
 
-    def blocks(self, first: Any, end: Any) -> tuple[Any, Any]:
-        """The first and the one after the last block of distances that these queries meet in keys from block `first` to
-        before block `end`."""
-        least, most = self.offsets.min() + first * BLOCK, self.offsets.max() + end * BLOCK - 1
+    def offsets(self, i: Any) -> jax.Array:
+        return self.term.offsets[self.tile.b, pl.ds(i * BLOCK, BLOCK)]
+
+    def blocks(self, offsets: jax.Array, first: Any, end: Any) -> tuple[Any, Any]:
+        """The first and the one after the last block of distances that queries of these offsets meet in keys from block
+        `first` to before block `end`."""
+        least, most = offsets.min() + first * BLOCK, offsets.max() + end * BLOCK - 1
         return least // BLOCK, jnp.where(first < end, most // BLOCK + 1, 0)
 
-    def pairs(self, array: Any, i: Any, block: Any, first: Any, end: Any) -> jax.Array:
-        """Of an array of all pairs [H, B, T, S]: those of query block i with the keys at a block of distances, 0 where
-        that is no key from block `first` to before block `end`."""
-        keys = (block * BLOCK + self.tile.iota)[None, :] - self.offsets[:, None]
+    def pairs(self, array: Any, i: Any, offsets: jax.Array, block: Any, first: Any, end: Any) -> jax.Array:
+        """Of an array of all pairs [H, B, T, S]: those of query block i, of these offsets, with the keys at a block of
+        distances, 0 where that is no key from block `first` to before block `end`."""
+        keys = (block * BLOCK + self.tile.iota)[None, :] - offsets[:, None]
         rows = jnp.broadcast_to((i * BLOCK + self.tile.iota)[:, None], keys.shape)
         inside = (keys >= first * BLOCK) & (keys < end * BLOCK)
         return plgpu.load(array.at[self.tile.h, self.tile.b, rows, keys], mask=inside, other=0.0)

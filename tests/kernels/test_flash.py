@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ctx_jax.kernels import flash, tiles
+from ctx_jax.kernels import blocks, flash, tiles
 from ctx_jax.layers import attention, relative
 from ctx_jax.layers.masks import Segments, Visibility
 
@@ -143,21 +143,21 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
     length = 64  # four blocks
     own = jnp.asarray([[1] * 32 + [2] * 32, [0] * 20 + [3] * 44], jnp.int32)
     ranks = jnp.arange(length)[None]
-    code, lowest, highest = flash.codes(Visibility(own, own, ranks, ranks * 0, ranks))
+    code, lowest, highest = blocks.codes(Visibility(own, own, ranks, ranks * 0, ranks))
     facts = tiles.Facts(
         jnp.stack([jnp.broadcast_to(x, (B, length)) for x in (lowest, highest - lowest, ranks)], 1),
         jnp.stack([code, jnp.broadcast_to(ranks, (B, length))], 1),
         None,
         None,
     )
-    of_queries, of_keys, whole = flash.bounds(facts, [tiles.Part(0, length)])
+    of_queries, of_keys, whole = blocks.bounds(facts, [tiles.Part(0, length)])
     assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
     assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
     assert of_queries[1].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
     assert of_keys[1].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
     # row 0: blocks 1 and 3 see the block before whole; row 1: the first key of block 1's is padding
     assert np.argwhere(whole).tolist() == [[0, 1, 0], [0, 3, 2], [1, 3, 2]]
-    halves = flash.bounds(facts, [tiles.Part(0, 32), tiles.Part(32, 32, 2)])[1]
+    halves = blocks.bounds(facts, [tiles.Part(0, 32), tiles.Part(32, 32, 2)])[1]
     assert halves[1].tolist() == [[0, 0, 2, 2], [1, 2, 2, 4], [0, 0, 2, 4], [0, 0, 3, 4]]
 
 
@@ -167,7 +167,7 @@ def test_codes_say_what_the_mask_says():
     ranks = jnp.asarray(rng.integers(-3, 12, (B, 15)), jnp.int32).clip(-1)
     lowest, highest = (jnp.asarray(rng.integers(-1, 12, (B, 9)), jnp.int32) for _ in range(2))
     visibility = Visibility(own, other, ranks, lowest, highest)
-    code, low, high = flash.codes(visibility)
+    code, low, high = blocks.codes(visibility)
     seen = (code[:, None] >= low[..., None]) & (code[:, None] <= high[..., None])
     np.testing.assert_array_equal(seen, visibility.mask()[:, 0])
     assert seen.any()
