@@ -24,7 +24,17 @@ from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import Experiment
 from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.sampling import Sampling
-from ctx_jax.options import TEXT, USAGE, UsageError, is_help, parse, parse_type, positional, take, with_experiment
+from ctx_jax.options import (
+    TEXT,
+    USAGE,
+    UsageError,
+    is_help,
+    of_run,
+    parse,
+    positional,
+    take,
+    with_experiment,
+)
 from ctx_jax.parallel.hosts import start_hosts
 from ctx_jax.progress import show, speaks
 from ctx_jax.serialization import nearest
@@ -272,10 +282,9 @@ def evaluate(arguments: list[str]) -> Any:
 def generate(arguments: list[str]) -> Any:
     from ctx_jax import runs
 
-    (folder,), rest = positional("generate", arguments, "RUN", most=1)
-    chosen = parse_type(Generate, rest, "ctx_jax generate RUN")
+    folder, chosen = of_run("generate", arguments, Generate)
     return runs.generate(
-        Path(folder),
+        folder,
         chosen.prompt,
         chosen.length,
         chosen.sampling,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from ctx_jax.evaluation import few_shot
-from ctx_jax.options import parse_type, positional
+from ctx_jax.options import of_run
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Harness:
 
 
 def put(arguments: list[str]) -> Any:
-    (run,), rest = positional("few-shot", arguments, "RUN", most=1)
-    chosen = parse_type(FewShot, rest, "ctx_jax few-shot RUN")
+    run, chosen = of_run("few-shot", arguments, FewShot)
     return few_shot.evaluate(
-        Path(run),
+        run,
         chosen.input,
         chosen.before,
         examples=chosen.examples,
@@ -69,15 +68,14 @@ def put(arguments: list[str]) -> Any:
 
 
 def harness(arguments: list[str]) -> Any:
-    (run,), rest = positional("harness", arguments, "RUN", most=1)
-    chosen = parse_type(Harness, rest, "ctx_jax harness RUN")
+    run, chosen = of_run("harness", arguments, Harness)
     try:
         from ctx_jax.evaluation import harness
     except ModuleNotFoundError as error:
         if error.name != "lm_eval":
             raise
         raise ValueError('harness needs lm_eval, which is not installed: pip install -e ".[harness]"') from None
-    return harness.evaluate(Path(run), **vars(chosen))
+    return harness.evaluate(run, **vars(chosen))
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {"few-shot": put, "harness": harness}

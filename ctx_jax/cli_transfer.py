@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from ctx_jax.data.files import Errors
-from ctx_jax.options import parse_type, positional
+from ctx_jax.options import of_run
 from ctx_jax.text import local
 from ctx_jax.transfer import features as frozen
 
@@ -56,10 +55,9 @@ class Predict:
 def predict(arguments: list[str]) -> Any:
     from ctx_jax.transfer import predict as predicting
 
-    (run,), rest = positional("predict", arguments, "RUN", most=1)
-    chosen = parse_type(Predict, rest, "ctx_jax predict RUN")
+    run, chosen = of_run("predict", arguments, Predict)
     return predicting.predict(
-        Path(run),
+        run,
         chosen.input,
         None if chosen.output is None else local("--output", chosen.output),
         checkpoint=chosen.checkpoint,
@@ -69,10 +67,9 @@ def predict(arguments: list[str]) -> Any:
 
 
 def features(arguments: list[str]) -> Any:
-    (run,), rest = positional("features", arguments, "RUN", most=1)
-    chosen = parse_type(Features, rest, "ctx_jax features RUN")
+    run, chosen = of_run("features", arguments, Features)
     return frozen.extract(
-        Path(run),
+        run,
         chosen.input,
         local("--output", chosen.output),
         chosen.choice,

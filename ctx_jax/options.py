@@ -12,6 +12,7 @@ import re
 import sys
 import typing
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -70,6 +71,12 @@ def positional(command: str, arguments: list[str], what: str, most: int | None =
     if most is not None and count > most:
         raise UsageError(f"{command} takes {'one ' * (most == 1)}{what}, not also {arguments[most]!r}")
     return arguments[:count], arguments[count:]
+
+
+def of_run(command: str, arguments: list[str], kind: type[T]) -> tuple[Path, T]:
+    """The run that stands first, and the options after it. Raises UsageError."""
+    (run,), rest = positional(command, arguments, "RUN", most=1)
+    return Path(run), parse_type(kind, rest, f"ctx_jax {command} RUN")
 
 
 def is_help(arguments: list[str]) -> bool:

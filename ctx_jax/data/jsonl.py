@@ -48,13 +48,11 @@ def json_texts(file: File, lines: Iterable[Document], field: str, errors: Errors
                 line, strings = without_long_strings(line)
             if not line or line.isspace():
                 continue
-            entry = json.loads(line)
         except OverflowError as error:
             raise ValueError(f"{file} line {number} {error}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{file} line {number} is not JSON: {_one_line(error)}") from None
-        if not isinstance(entry, dict):
-            raise ValueError(f'{file} line {number} is no object: each line must be like {{"{field}": "..."}}')
+        entry = json_object(line, f"{file} line {number}", f'{{"{field}": "..."}}')
         text = entry.get(field)
         if not isinstance(text, str):
             raise ValueError(f"{file} line {number} {_lacks(field, entry)}")
@@ -63,6 +61,17 @@ def json_texts(file: File, lines: Iterable[Document], field: str, errors: Errors
             pieces = _without_surrogates(pieces, f"{file} line {number}", field, errors)
         del line, entry, strings  # they may be large, and the text is used for a while
         yield unified("".join(pieces)) if len(text) <= PASSAGE else _unified(pieces)
+
+
+def json_object(line: str, where: str, example: str) -> dict[str, Any]:
+    """What a line of JSON holds. Raises ValueError, naming the place, for what is no object like `example`."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {_one_line(error)}") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} is no object: each line must be like {example}")
+    return entry
 
 
 def without_long_strings(pieces: Iterator[str]) -> tuple[str, list[list[bytes]]]:

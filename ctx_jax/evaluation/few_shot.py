@@ -28,8 +28,9 @@ import jax
 import numpy as np
 
 from ctx_jax.contract import Batch, Variables
+from ctx_jax.data.examples import lengths
 from ctx_jax.data.files import read, text_files
-from ctx_jax.data.jsonl import SURROGATE
+from ctx_jax.data.jsonl import SURROGATE, json_object
 from ctx_jax.data.passages import LINE_END, between
 from ctx_jax.data.tokenizers import utf8_size
 from ctx_jax.objectives import predict
@@ -39,7 +40,7 @@ from ctx_jax.progress import counted, tell
 from ctx_jax.runs import Trained, divisible_rows, open_run
 from ctx_jax.training.metrics import Diverged
 from ctx_jax.training.step import on_mesh
-from ctx_jax.transfer.inputs import LENGTH, lengths
+from ctx_jax.transfer.inputs import LENGTH
 
 LAST_WORD = re.compile(r"(.*\S)(\s+\S+)\s*", re.DOTALL)
 
@@ -114,14 +115,7 @@ def items(path: str) -> list[Item]:
 
 def item(line: str, where: str) -> Item:
     """One line. Raises ValueError for what is no item."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON: {error}") from None
-    if not isinstance(entry, dict):
-        raise ValueError(
-            f'{where} is no object: each line must be like {{"context": ..., "choices": ..., "answer": 0}}'
-        )
+    entry = json_object(line, where, '{"context": ..., "choices": ..., "answer": 0}')
     if SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
         raise ValueError(f"{where} has half a surrogate pair (\\ud800 to \\udfff), which is no text: remove it")
     if isinstance(text := entry.get("text"), str):

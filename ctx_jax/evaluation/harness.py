@@ -12,8 +12,10 @@ from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
 from ctx_jax.evaluation.few_shot import Scorer
-from ctx_jax.generation.decode import Sampling, generate
-from ctx_jax.runs import Trained, open_run
+from ctx_jax.generation.decode import generate
+from ctx_jax.generation.sampling import Sampling
+from ctx_jax.generation.text import Texts
+from ctx_jax.runs import TOKENS_TO_STOP, Trained, open_run
 
 LONGEST = 256
 """Tokens to generate where a task does not say how many (the harness's own default)."""
@@ -47,11 +49,12 @@ class HarnessModel(LM):
         return texts
 
     def _continue(self, contexts: Sequence[str], settings: dict[str, Any]) -> list[str]:
-        tokenizer, until = self.run.tokenizer, settings.get("until") or []
+        tokenizer, until = self.run.tokenizer, settings.get("until") or ()
         length = min(settings.get("max_gen_toks", LONGEST), self.scorer.length - 1)
         prompts = [[tokenizer.vocabulary.begin, *tokenizer.encode(context).ids.tolist()] for context in contexts]
         prompts = [prompt[length - self.scorer.length :] for prompt in prompts]
         temperature = settings.get("temperature", 1.0) if settings.get("do_sample") else 0.0
+        texts = Texts(tokenizer, prompts, [until] if isinstance(until, str) else until)
         new = generate(
             self.run.model,
             self.run.variables,
@@ -60,14 +63,10 @@ class HarnessModel(LM):
             length=length,
             sampling=Sampling(temperature, settings.get("top_k"), settings.get("top_p")),
             seed=0,
+            watch=texts.watch,
+            every=TOKENS_TO_STOP,
         )
-        texts = []
-        for prompt, ids in zip(prompts, new, strict=True):
-            text = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
-            for stop in [until] if isinstance(until, str) else until:
-                text = text.partition(stop)[0]
-            texts.append(text)
-        return texts
+        return [text[start:] for text, start in zip(texts.finish(new), texts.starts, strict=True)]
 
 
 def evaluate(

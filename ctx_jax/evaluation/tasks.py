@@ -24,7 +24,7 @@ from sklearn import metrics
 from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.files import Errors, content, is_jsonl, location, read, text_files
-from ctx_jax.data.jsonl import unified
+from ctx_jax.data.jsonl import json_object, unified
 from ctx_jax.data.passages import LINE_END, Passage, between, cut
 from ctx_jax.progress import tell
 from ctx_jax.serialization import nearest
@@ -244,14 +244,7 @@ def objects(file: File, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, s
     for place, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} line {place} is not JSON: {str(error).splitlines()[0]}") from None
-        if not isinstance(entry, dict):
-            raise ValueError(
-                f'{file} line {place} is no object: each line must be like {{"text": "...", "label": "..."}}'
-            )
+        entry = json_object(line, f"{file} line {place}", '{"text": "...", "label": "..."}')
         yield place, {name: written(value) for name, value in entry.items() if isinstance(value, str | int | float)}
 
 

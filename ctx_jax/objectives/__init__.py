@@ -55,6 +55,18 @@ class Penalized:
                 )
 
 
+class Undrawn:
+    """Objectives whose preparation draws nothing: it is the same at each visit, and light enough for the step."""
+
+    @property
+    def copies(self) -> None:
+        return None
+
+    @property
+    def in_loader(self) -> bool:
+        return False
+
+
 def row_keys(seed: Any, epoch: Any, example: Any, copies: int | None = None) -> jax.Array:
     """One typed key per row, [B], a function of the row alone: not of its batch, its place in it or the host.
 

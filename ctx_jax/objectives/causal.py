@@ -10,24 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
-from ctx_jax.objectives import Penalized, predict, require, token_metrics
+from ctx_jax.objectives import Penalized, Undrawn, predict, require, token_metrics
 
 
 @dataclass(frozen=True)
-class Causal(Penalized):
+class Causal(Undrawn, Penalized):
     """Every position predicts `next_tokens`, unless the next token belongs to another document or to none.
 
     No memory is read, and the one that comes is given back as it is: `segment.Segment` carries it.
     """
-
-    @property
-    def copies(self) -> None:
-        """Nothing is drawn."""
-        return None
-
-    @property
-    def in_loader(self) -> bool:
-        return False
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
         """A reader of streams."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.layers.dropout import dropout
-from ctx_jax.objectives import require
+from ctx_jax.objectives import Undrawn, require
 from ctx_jax.objectives.pooling import pooled
 
 HEAD = 0x68656164
@@ -20,7 +20,7 @@ HEAD = 0x68656164
 
 
 @dataclass(frozen=True)
-class Supervised:
+class Supervised(Undrawn):
     """Each row predicts its label: a class by cross-entropy, a number by its squared error."""
 
     pooling: Literal["pooled", "mean", "max", "first", "last"] = "pooled"
@@ -32,15 +32,6 @@ class Supervised:
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is no share: choose one of 0 or more and below 1")
-
-    @property
-    def copies(self) -> None:
-        """Nothing is drawn."""
-        return None
-
-    @property
-    def in_loader(self) -> bool:
-        return False
 
     def requirements(self, model: Any, reader: Reader) -> Iterator[str]:
         """Labelled rows that stand for themselves, and a model with a head."""
