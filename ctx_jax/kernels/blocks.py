@@ -85,12 +85,12 @@ def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, j
 
 
 def spans(blocks: jax.Array, parts: Sequence[Part]) -> jax.Array:
-    """The blocks of keys that `scores_kernel`'s programs of consecutive queries meet, [B, programs, 2]."""
-    if not parts[0].consecutive:
-        return jnp.zeros((len(blocks), 1, 2), jnp.int32)  # no program's
-    step, count = tiles.stride(parts[0]), parts[0].blocks
-    own = jnp.pad(blocks[:, :count], ((0, 0), (0, tiles.strided_programs(parts[0]) - count), (0, 0)))
-    own = own.reshape(len(own), -1, step, 2)
-    some = own[..., 0] < own[..., 1]
-    first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
-    return jnp.repeat(jnp.stack([jnp.minimum(first, end), end], -1), step, axis=1)
+    """The blocks of keys that the queries of a program with distances meet, [B, T / BLOCK, 2]."""
+    spans = []
+    for part in parts:
+        step = tiles.stride(part)
+        own = blocks[:, part.block : part.end].reshape(len(blocks), -1, step, 2)
+        some = own[..., 0] < own[..., 1]
+        first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
+        spans.append(jnp.repeat(jnp.stack([jnp.minimum(first, end), end], -1), step, axis=1))
+    return jnp.concatenate(spans, 1)

@@ -31,8 +31,6 @@ WARPS, STAGES = 4, 3
 """Warps of a program, and tiles that are on their way to it."""
 FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
-GROUPS = 4
-"""Into so many parts the rows are split where the gradient by distance sums over them."""
 KEPT = 3 * 2**27
 """Bytes of position terms, for each layer, that are kept for the backward pass; more are computed again in it."""
 
@@ -220,17 +218,14 @@ def terms(query: jax.Array, position: Position | None, gate: Gate | None, settin
     narrow = position.content_bias.astype(query.dtype)
     # with heads and channels as one axis, so that the product that gives the queries adds the bias itself
     content = (query.reshape(*query.shape[:2], -1) + narrow.reshape(-1)).reshape(query.shape)
-    bias, last = narrow.astype(jnp.float32), settings.queries[0]
-    offsets = jnp.broadcast_to(last.size - 1 - jnp.arange(last.size, dtype=jnp.int32), (len(query), last.size))
+    bias = narrow.astype(jnp.float32)
+    order, offsets = jnp.argsort(position.direction).astype(jnp.int32), None
+    numbers = jnp.arange(len(position.relative) + 1)[:, None]
+    ends = (position.direction < numbers).sum(1, dtype=jnp.int32)
     if position.places is not None:
-        placed = settings.keys.size - 1 - position.places
-        offsets = jnp.concatenate([offsets, placed], 1) if last.consecutive else placed
-    own = PositionTerm(
-        position.position_bias.astype(jnp.float32) - bias,
-        position.relative,
-        position.direction,
-        in_blocks(offsets, settings.queries),
-    )
+        offsets = in_blocks(settings.keys.size - 1 - position.places, [settings.queries[-1]._replace(first=0)])
+    shift = position.position_bias.astype(jnp.float32) - bias
+    own = PositionTerm(shift, position.relative, position.direction, order, ends, offsets)
     segment = None
     if gate is not None:
         segment = SegmentTerm(gate.bias.astype(jnp.float32) - bias, gate.same.astype(jnp.float32))
@@ -259,10 +254,9 @@ def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Set
     dtype = operands.content.dtype
     pairs = jax.ShapeDtypeStruct((heads, rows, size, keys), tiles.narrow(dtype))
     queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
-    count = sum(tiles.strided_programs(part) if part.consecutive else part.blocks for part in settings.queries)
     return call(
-        programs.scores_kernel, (count, heads, rows), settings, operands.content, operands.position, known, blocks,
-        spans(blocks, settings.queries), outputs=[pairs, queries],
+        programs.scores_kernel, (blocks.shape[1], heads, rows), settings, operands.content, operands.position, known,
+        blocks, spans(blocks, settings.queries), outputs=[pairs, queries],
     )  # fmt: skip
 
 
@@ -290,18 +284,19 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
         return by_content, by_key, by_value, None, None, None
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
-        programs.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks, *by_pairs,
+        programs.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks,
+        spans(blocks, settings.queries), *by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
-    count, groups = position.relative.shape[1], min(rows, GROUPS)
-    distances = -(-count // tiles.BLOCK)
-    shape = len(position.relative), distances * tiles.BLOCK, *position.relative.shape[2:]
+    count, groups = position.relative.shape[1], tiles.stride(settings.queries[0])
+    distances = -(-(count + groups - 1) // tiles.BLOCK)
+    shape = len(position.relative), distances * tiles.BLOCK + groups - 1, *position.relative.shape[2:]
     [by_distance] = call(
         programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, known, blocks,
         *by_pairs, outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
     )  # fmt: skip
     by_position = Position(
-        by_distance.sum(0)[:, :count].astype(position.relative.dtype),
+        by_distance.sum(0)[:, groups - 1 : groups - 1 + count].astype(position.relative.dtype),
         sums[:, :, 0].sum((0, 1)).astype(position.content_bias.dtype),
         sums[:, :, 1].sum((0, 1)).astype(position.position_bias.dtype),
         None,

@@ -18,9 +18,9 @@ from ctx_jax.kernels.tiles import (
     Part,
     Settings,
     Tile,
+    chosen,
     dot,
-    stride,
-    strided_programs,
+    store,
     unknown_zero,
 )
 
@@ -35,61 +35,28 @@ def of_part(settings: Settings, i: Any, run: Any) -> None:
 
 
 def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, settings: Settings) -> None:
-    """The position term of all pairs that meet [H, B, T, S], and its queries [B, T, H, C], both in UNIT. `spans` are
-    the key blocks [B, programs, 2] that the consecutive queries of a program meet."""
+    """The position term of all pairs that meet [H, B, T, S], and its queries [B, T, H, C], both in UNIT."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    tile = Tile(facts, b, h, settings, turned=False)
-    count = strided_programs(settings.queries[0]) if settings.queries[0].consecutive else 0
+    distances = Distances(Tile(facts, b, h, settings), position, blocks, spans)
 
-    def write(distances: Distances, start: Any, query: jax.Array, rows: Any, keys: Any, first: Any, end: Any) -> None:
-        inside = (keys >= first * tiles.BLOCK) & (keys < end * tiles.BLOCK)
-        if settings.interpret:  # takes what is negative from the end, although it is not inside
-            keys = jnp.where(inside, keys, scores.shape[-1])
-        product = dot(query, distances.relative(start).T).astype(scores.dtype)
-        plgpu.store(scores.at[h, b, jnp.broadcast_to(rows[:, None], keys.shape), keys], product, mask=inside)
-
-    def consecutive() -> None:
-        part, step = settings.queries[0], stride(settings.queries[0])
-        begin = i // step * step * tiles.BLOCK + i % step
-        rows = begin + step * tile.iota
-        distances = Distances(tile, position)
-        channels = jnp.arange(content.shape[-1])
-        at = jnp.minimum(rows, part.size - 1)
-        query = distances.query(content[b, at, h, :])
-        real = jnp.broadcast_to((rows < part.blocks * tiles.BLOCK)[:, None], query.shape)
-        shape = query.shape
-        plgpu.store(
-            turned.at[b, jnp.broadcast_to(rows[:, None], shape), h, jnp.broadcast_to(channels[None, :], shape)],
-            query,
-            mask=real,
-        )
-        first, end = spans[b, i, 0], spans[b, i, 1]
+    def run(part: Part) -> None:
+        rows = distances.rows(part, i)
+        query = distances.query(rows.read(content, b, h))
+        store(turned, b, rows.numbers, h, query, None)
+        first, end = (block * tiles.BLOCK for block in rows.span)
 
         def block(n: Any, _: None) -> None:
-            keys = n * tiles.BLOCK + step * tile.iota[:, None] + tile.iota[None, :]
-            write(distances, n * tiles.BLOCK + part.size - 1 - begin, query, rows, keys, first, end)
+            keys = n * tiles.BLOCK + rows.keys
+            inside = (keys >= first) & (keys < end)
+            if settings.interpret:  # takes what is negative from the end, although it is not inside
+                keys = jnp.where(inside, keys, scores.shape[-1])
+            product = dot(query, distances.relative(rows.start + n * tiles.BLOCK).T).astype(scores.dtype)
+            numbers = jnp.broadcast_to(rows.numbers[:, None], keys.shape)
+            plgpu.store(scores.at[h, b, numbers, keys], product, mask=inside)
 
-        jax.lax.fori_loop(first - step, end, block, None)
+        jax.lax.fori_loop(*rows.blocks, block, None)
 
-    def placed() -> None:
-        part, own = settings.queries[-1], i - count + settings.queries[-1].block
-        rows = pl.ds(own * tiles.BLOCK, tiles.BLOCK)
-        distances = Distances(tile, position)
-        offsets = distances.offsets(own)
-        query = distances.query(part.read(content, b, own, h))
-        turned[b, rows, h, :] = query
-        first, end = blocks[b, own, 0], blocks[b, own, 1]
-
-        def block(n: Any, _: None) -> None:
-            keys = n * tiles.BLOCK + tile.iota[None, :] - offsets[:, None]
-            write(distances, n * tiles.BLOCK, query, own * tiles.BLOCK + tile.iota, keys, first, end)
-
-        jax.lax.fori_loop(*distances.blocks(offsets, first, end), block, None)
-
-    if count:
-        pl.when(i < count)(consecutive)
-    if not settings.queries[-1].consecutive:
-        pl.when(i >= count)(placed)
+    of_part(settings, i, run)
 
 
 def forward_kernel(
@@ -98,7 +65,7 @@ def forward_kernel(
     """`scores` are those of `scores_kernel`, None without a position term. Also gives the queries' segment term, if
     there is one."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    tile = Tile(facts, b, h, settings, turned=False)
+    tile = Tile(facts, b, h, settings, queries=i)
     own, keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.keys
 
     def run(part: Part) -> None:
@@ -108,19 +75,18 @@ def forward_kernel(
             shift, same = (x[h, :].astype(jnp.float32)[None, :] for x in segment)
             bias = ((query.astype(jnp.float32) + shift) * same).sum(1)
             gate[b, h, own] = bias
-        seen, states = tile.seen(i), tile.row_states(i)
-        first, end, zeros = blocks[b, i, 0], blocks[b, i, 1], unknown_zero(seen[0].astype(jnp.float32))[:, None]
+        zeros = unknown_zero(tile.query_fact(0, i).astype(jnp.float32))[:, None]
 
         def step(j: Any, carry: Any) -> Any:
             largest, total, sums = carry
             term = tile.term(scores, i, j) if scores is not None else None
-            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, seen, i, j)
+            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, i, j)
             new = jnp.maximum(largest, product.max(1))
             exponentials = jnp.exp2(product * settings.scale - (new * settings.scale)[:, None])
             shrink = jnp.exp2((largest - new) * settings.scale)
             total = total * shrink + exponentials.sum(1)
-            dropped = tile.dropout(exponentials, zeros, states, j).astype(value.dtype)
-            sums = sums * shrink[:, None] + dot(dropped, keys.read(value, b, j, h))
+            kept = chosen(tile.kept(i, j), exponentials, zeros).astype(value.dtype)
+            sums = sums * shrink[:, None] + dot(kept, keys.read(value, b, j, h))
             return new, total, sums
 
         start = (
@@ -128,7 +94,7 @@ def forward_kernel(
             jnp.zeros(tiles.BLOCK, jnp.float32),
             jnp.zeros(query.shape, jnp.float32),
         )
-        largest, total, sums = jax.lax.fori_loop(first, end, step, start)
+        largest, total, sums = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, start)
         part.write(out, b, i, h, sums * (settings.kept / jnp.where(total == 0, 1.0, total))[:, None])
         normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest * settings.scale + jnp.log2(total))
 
@@ -140,18 +106,17 @@ def query_kernel(
 ) -> None:  # fmt: skip
     """Gradients by the queries, where there is neither a position nor a segment term."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    tile = Tile(facts, b, h, settings, turned=False)
+    tile = Tile(facts, b, h, settings, queries=i)
     own, [part], keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.queries, settings.keys
     query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
     normalizers, deltas = normalizer[b, h, own], delta[b, h, own]
-    seen, states = tile.seen(i), tile.row_states(i)
 
     def step(j: Any, total: jax.Array) -> jax.Array:
         key_block = keys.read(key, b, j, h)
-        scores = tile.scores(tile.dot(query, key_block), None, None, seen, i, j)
+        scores = tile.scores(tile.dot(query, key_block), None, None, i, j)
         probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
         by_probabilities = tile.dot(gradient, keys.read(value, b, j, h)) * settings.kept - deltas[:, None]
-        by_scores = probabilities * tile.dropout(by_probabilities, -deltas[:, None], states, j)
+        by_scores = probabilities * chosen(tile.kept(i, j), by_probabilities, -deltas[:, None])
         return total + dot(by_scores.astype(key_block.dtype), key_block)
 
     total = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, jnp.zeros(query.shape, jnp.float32))
@@ -165,7 +130,7 @@ def key_kernel(
     """Gradients by keys and values and, if asked, by the scores of all pairs that meet. `scores` are those of
     `scores_kernel`, `gate` the forward kernel's."""
     j, h, b = (pl.program_id(n) for n in range(3))
-    tile = Tile(facts, b, h, settings, turned=True)
+    tile = Tile(facts, b, h, settings, keys=j)
     keys, values = (settings.keys.read(x, b, j, h) for x in (key, value))
     carry = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.float32)
     for number, part in enumerate(settings.queries):
@@ -176,13 +141,12 @@ def key_kernel(
             query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
             term = tile.term(scores, i, j) if scores is not None else None
             bias = gate[b, h, at] if gate is not None else None
-            seen = None if term is None else tile.seen(i)  # tiles with a position term are hardly ever whole
-            product = tile.scores(tile.dot(query, keys), term, bias, seen, i, j)
+            product = tile.scores(tile.dot(query, keys), term, bias, i, j)
             probabilities = jnp.exp2(product * settings.scale - normalizer[b, h, at][None, :])
-            states, deltas = tile.row_states(i), delta[b, h, at][None, :] * settings.natural
+            left, deltas = tile.kept(i, j), delta[b, h, at][None, :] * settings.natural
             by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
-            by_scores = (probabilities * tile.dropout(by_probabilities, -deltas, states, j)).astype(query.dtype)
-            kept = tile.dropout(probabilities, unknown_zero(deltas), states, j)
+            by_scores = (probabilities * chosen(left, by_probabilities, -deltas)).astype(query.dtype)
+            kept = chosen(left, probabilities, unknown_zero(deltas))
             value_sum += dot(kept.astype(gradient.dtype), gradient)
             if by_pairs is not None:
                 rows = jnp.broadcast_to((i * tiles.BLOCK + tile.iota)[None, :], by_scores.shape)
@@ -198,69 +162,93 @@ def key_kernel(
 
 
 def position_kernel(
-    content, key, position, segment, facts, blocks, by_pairs, by_content, by_gate, sums, *, settings: Settings
+    content, key, position, segment, facts, blocks, spans, by_pairs, by_content, by_gate, sums, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by the queries, from those by the scores of all pairs. `sums` [B, blocks, 3, H, C] are over a block's
+    """Gradients by the queries, from those by the scores of all pairs. `sums` [B, blocks, 3, H, C] are over a program's
     queries: the gradients of the content term's, of the position term's, and the content queries times their gate's."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    tile = Tile(facts, b, h, settings, turned=False)
-    own, first, end = pl.ds(i * tiles.BLOCK, tiles.BLOCK), blocks[b, i, 0], blocks[b, i, 1]
-    distances = Distances(tile, position)
-    offsets = distances.offsets(i)
+    tile = Tile(facts, b, h, settings)
+    distances = Distances(tile, position, blocks, spans)
     nothing = jnp.zeros((tiles.BLOCK, key.shape[-1]), jnp.float32)
 
-    def by_key(j: Any, carry: Any) -> Any:
-        content_sum, gate_sum = carry
-        pairs = by_pairs[h, b, own, pl.ds(j * tiles.BLOCK, tiles.BLOCK)]
-        content_sum += dot(pairs, settings.keys.read(key, b, j, h))
-        if segment is not None:
-            gate_sum += jnp.where(tile.same_segment(i, j), pairs.astype(jnp.float32), 0.0).sum(1)
-        return content_sum, gate_sum
-
-    def by_distance(block: Any, total: jax.Array) -> jax.Array:
-        pairs = distances.pairs(by_pairs, i, offsets, block, first, end)
-        return total + dot(pairs, distances.relative(block * tiles.BLOCK))
-
-    content_sum, gate_sum = jax.lax.fori_loop(first, end, by_key, (nothing, jnp.zeros(tiles.BLOCK, jnp.float32)))
-    position_sum = jax.lax.fori_loop(*distances.blocks(offsets, first, end), by_distance, nothing)
-    sums[b, i, 0, h, :], sums[b, i, 1, h, :] = content_sum.sum(0), position_sum.sum(0)
-
     def run(part: Part) -> None:
+        rows = distances.rows(part, i)
+        own_segment = None if segment is None else tile.query_facts[b, 2, rows.numbers]
+
+        def by_key(j: Any, carry: Any) -> Any:
+            content_sum, gate_sum = carry
+            pairs = distances.pairs(by_pairs, rows.numbers, j * tiles.BLOCK + tile.iota[None, :])
+            content_sum += dot(pairs, settings.keys.read(key, b, j, h))
+            if own_segment is not None:
+                same = own_segment[:, None] == tile.key_fact(1, j)[None, :]
+                gate_sum += jnp.where(same, pairs.astype(jnp.float32), 0.0).sum(1)
+            return content_sum, gate_sum
+
+        def by_distance(n: Any, total: jax.Array) -> jax.Array:
+            pairs = distances.pairs(by_pairs, rows.numbers, n * tiles.BLOCK + rows.keys)
+            return total + dot(pairs, distances.relative(rows.start + n * tiles.BLOCK))
+
+        content_sum, gate_sum = jax.lax.fori_loop(*rows.span, by_key, (nothing, jnp.zeros(tiles.BLOCK, jnp.float32)))
+        position_sum = jax.lax.fori_loop(*rows.blocks, by_distance, nothing)
+        sums[b, i, 0, h, :], sums[b, i, 1, h, :] = content_sum.sum(0), position_sum.sum(0)
         total = content_sum + position_sum
         if segment is not None:
             total += gate_sum[:, None] * segment.same[h, :].astype(jnp.float32)[None, :]
-            by_gate[b, h, own] = gate_sum
-            sums[b, i, 2, h, :] = (part.read(content, b, i, h).astype(jnp.float32) * gate_sum[:, None]).sum(0)
-        part.write(by_content, b, i, h, total)
+            by_gate[b, h, rows.numbers] = gate_sum
+            sums[b, i, 2, h, :] = (rows.read(content, b, h).astype(jnp.float32) * gate_sum[:, None]).sum(0)
+        rows.write(by_content, b, h, total)
 
     of_part(settings, i, run)
 
 
 def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
-    """Gradients by the keys of distances, [G, N, P, H, C] in fp32: each program sums every G-th row of those that go by
-    its direction. `query` are `scores_kernel`'s."""
+    """Gradients by the keys of distances, [G, N, P, H, C] in fp32, the first of which is number G - 1. Of a block of
+    distances and the rows of B that go by one direction, a program sums every G-th of the consecutive queries, and
+    every G-th block of those at any place. `query` are `scores_kernel`'s."""
     block, h, number = (pl.program_id(n) for n in range(3))
     groups, directions = by_relative.shape[:2]
-    group, own = number // directions, number % directions
-    rows, key_blocks = query.shape[0], by_pairs.shape[-1] // tiles.BLOCK
+    group, direction = number // directions, number % directions
+    begin, end = position.ends[direction], position.ends[direction + 1]
+    iota, reach = jnp.arange(tiles.BLOCK, dtype=jnp.int32), groups * tiles.BLOCK
+    # query n's distance to key 0 is size - 1 - n: blocks begin where that of the group's queries is a multiple of G
+    size = settings.queries[0].size if settings.queries[0].consecutive else 1
+    most = -(-size // groups)
+    behind = group + (most * groups - size + 1)
+    start = block * tiles.BLOCK - behind % groups
 
-    def row(n: Any, total: jax.Array) -> jax.Array:
-        b = n * groups + group
-        distances = Distances(Tile(facts, b, h, settings, turned=False), position)
+    def add(total: jax.Array, n: Any, numbers: jax.Array, keys: Any) -> jax.Array:
+        b = position.order[n]
+        distances = Distances(Tile(facts, b, h, settings), position, blocks, None)
+        pairs = distances.pairs(by_pairs, numbers, keys(b))
+        return total + dot(pairs.T, query[b, numbers, h, :])
 
-        def step(i: Any, total: jax.Array) -> jax.Array:
-            pairs = distances.pairs(by_pairs, i, distances.offsets(i), block, blocks[b, i, 0], blocks[b, i, 1])
-            return total + dot(pairs.T, query[b, pl.ds(i * tiles.BLOCK, tiles.BLOCK), h, :])
+    def consecutive(part: Part, total: jax.Array) -> jax.Array:
+        key = block * tiles.BLOCK + (behind // groups - most) * groups  # of the group's first query, at `start`
+        farthest = key + (groups + 1) * (tiles.BLOCK - 1)
+        first = jax.lax.div(jnp.maximum(reach - 1 - farthest, 0), reach)
+        stop = jax.lax.div(jnp.maximum(settings.keys.blocks * tiles.BLOCK - 1 - key + reach, 0), reach)
+        count = jnp.maximum(jnp.minimum(stop, part.blocks // groups) - first, 0)
 
-        for part in settings.queries:
-            begin, stop = jnp.int32(part.block), jnp.int32(part.end)
-            if part.consecutive:
-                # query block i meets the distances from size - (i + 1) BLOCK on to size - 1 - i BLOCK + all keys
-                begin = jnp.maximum((part.size - tiles.BLOCK) // tiles.BLOCK - block, 0)
-                stop = jnp.minimum((part.size - 2) // tiles.BLOCK + 1 + key_blocks - block, part.end)
-            total = jax.lax.fori_loop(begin, jnp.where(position.direction[b] == own, stop, begin), step, total)
-        return total
+        def step(n: Any, total: jax.Array) -> jax.Array:
+            numbers = (first + n % count) * reach + group + groups * iota
+            keys = key + (first + n % count) * reach + groups * iota[:, None] + iota[None, :]
+            return add(total, begin + n // count, numbers, lambda _: keys)
+
+        return jax.lax.fori_loop(0, (end - begin) * count, step, total)
+
+    def placed(part: Part, total: jax.Array) -> jax.Array:
+        def step(n: Any, total: jax.Array) -> jax.Array:
+            n = n * groups + group
+            i = n % part.blocks
+
+            def keys(b: Any) -> jax.Array:
+                return start + iota[None, :] - position.offsets[b, pl.ds(i * tiles.BLOCK, tiles.BLOCK)][:, None]
+
+            return add(total, begin + n // part.blocks, (part.block + i) * tiles.BLOCK + iota, keys)
+
+        return jax.lax.fori_loop(0, ((end - begin) * part.blocks - group + groups - 1) // groups, step, total)
 
     total = jnp.zeros((tiles.BLOCK, query.shape[-1]), jnp.float32)
-    total = jax.lax.fori_loop(0, (rows - group + groups - 1) // groups, row, total)
-    by_relative[group, own, pl.ds(block * tiles.BLOCK, tiles.BLOCK), h, :] = total * UNIT
+    for part in settings.queries:
+        total = consecutive(part, total) if part.consecutive else placed(part, total)
+    by_relative[group, direction, pl.ds(start + groups - 1, tiles.BLOCK), h, :] = total * UNIT

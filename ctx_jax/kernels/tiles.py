@@ -5,8 +5,8 @@ distances in each row, and registers cannot be read with an offset that depends 
 queries with blocks of distances are written to where their keys are, once, and every tile reads the term in its place;
 in the backward pass the gradients of the scores are written by key and read by distance.
 
-Written so, rows that are one place apart would start anywhere, and go to memory by two bytes. A program that takes
-every STRIDE-th row writes rows that are STRIDE keys apart: sixteen bytes at once.
+By distance, rows that are one place apart start anywhere in memory, and go there by two bytes. A program that takes
+every STRIDE-th row has rows that are STRIDE keys apart: eight bytes at once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BLOCK = 64
 """Queries and keys of a tile."""
 NOTHING = -(2**31)
 """Lowest code of a query that sees nothing."""
-STRIDE = 8
-"""Keys that go to memory together, in whole blocks of rows; a power of two."""
+STRIDE = 4
+"""Keys that go to memory together; a power of two. The more they are, the more distances a program meets in vain."""
 LOG2E = math.log2(math.e)
 """For powers of two: an exponential takes many instructions, a power of two one."""
 UNIT = 16.0
@@ -71,13 +71,19 @@ class Part(NamedTuple):
         return array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :]
 
     def write(self, array: Any, b: Any, block: Any, h: Any, x: jax.Array) -> None:
-        x = x.astype(array.dtype)
         if self.short:
-            places = jnp.broadcast_to(self.places(block)[:, None], x.shape)
-            channels = jnp.broadcast_to(jnp.arange(x.shape[1])[None, :], x.shape)
-            plgpu.store(array.at[b, places, h, channels], x, mask=places < self.first + self.size)
+            places = self.places(block)
+            store(array, b, places, h, x, places < self.first + self.size)
         else:
-            array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :] = x
+            array[b, pl.ds(self.first + (block - self.block) * BLOCK, BLOCK), h, :] = x.astype(array.dtype)
+
+
+def store(array: Any, b: Any, places: jax.Array, h: Any, x: jax.Array, real: jax.Array | None) -> None:
+    """Writes x [BLOCK, C] to places of [B, places, H, C]; `real` are those that are there, None = all."""
+    rows = jnp.broadcast_to(places[:, None], x.shape)
+    channels = jnp.broadcast_to(jnp.arange(x.shape[1])[None, :], x.shape)
+    mask = None if real is None else jnp.broadcast_to(real[:, None], x.shape)
+    plgpu.store(array.at[b, rows, h, channels], x.astype(array.dtype), mask=mask)
 
 
 class PositionTerm(NamedTuple):
@@ -89,8 +95,13 @@ class PositionTerm(NamedTuple):
     """[N, P, H, C], by descending distance from S - 1 on."""
     direction: jax.Array
     """[B] int32: which of the N a row goes by."""
-    offsets: jax.Array
-    """[B, blocks of queries] int32: the number of a query's distance to the first key, S - 1 less its place."""
+    order: jax.Array
+    """[B] int32: the rows by their direction."""
+    ends: jax.Array
+    """[N + 1] int32: where in `order` each direction begins, and the end."""
+    offsets: jax.Array | None
+    """[B, K] int32, in whole blocks, of the queries at any place: the number of a query's distance to the first key,
+    S - 1 less its place."""
 
 
 class SegmentTerm(NamedTuple):
@@ -149,15 +160,23 @@ def unknown_zero(x: jax.Array) -> jax.Array:
 
 
 class Tile:
-    """One tile of scores: [queries, keys], or the other way round if `turned`, so that a product with it needs no
-    transposition."""
+    """One tile of scores after the other: [queries, keys], where a block of queries stays, or [keys, queries], where one
+    of keys does, so that a product with it needs no transposition. The facts of what stays are read once, which the
+    compiler would not do of itself in a loop that writes."""
 
-    def __init__(self, facts: Any, b: Any, h: Any, settings: Settings, *, turned: bool) -> None:
+    def __init__(
+        self, facts: Any, b: Any, h: Any, settings: Settings, *, queries: Any = None, keys: Any = None
+    ) -> None:
         """`facts` are those of `Facts` and, [B, T / BLOCK, S / BLOCK] int32, 1 where all queries of a block see all
-        keys of the other."""
+        keys of the other. `queries` or `keys` is the block that stays, if one does."""
         self.query_facts, self.key_facts, self.states, self.columns, self.whole = facts
-        self.b, self.h, self.settings, self.turned = b, h, settings, turned
+        self.b, self.h, self.settings, self.turned = b, h, settings, keys is not None
         self.iota = jnp.arange(BLOCK, dtype=jnp.int32)
+        self.own_queries = self.own_keys = None
+        if queries is not None:
+            self.own_queries = [self.query_fact(index, queries) for index in range(3)], self.row_states(queries)
+        if keys is not None:
+            self.own_keys = [self.key_fact(index, keys) for index in range(2)], self.mixed_columns(keys)
 
     def by_query(self, x: jax.Array) -> jax.Array:
         return x[None, :] if self.turned else x[:, None]
@@ -170,35 +189,44 @@ class Tile:
         return dot(key, query.T) if self.turned else dot(query, key.T)
 
     def query_fact(self, index: int, block: Any) -> jax.Array:
+        if self.own_queries is not None:
+            return self.own_queries[0][index]
         return self.query_facts[self.b, index, pl.ds(block * BLOCK, BLOCK)]
 
     def key_fact(self, index: int, block: Any) -> jax.Array:
+        if self.own_keys is not None:
+            return self.own_keys[0][index]
         return self.key_facts[self.b, index, pl.ds(block * BLOCK, BLOCK)]
+
+    def row_states(self, i: Any) -> jax.Array | None:
+        if self.own_queries is not None:
+            return self.own_queries[1]
+        return None if self.states is None else self.states[self.b, self.h, pl.ds(i * BLOCK, BLOCK)]
+
+    def mixed_columns(self, j: Any) -> jax.Array | None:
+        if self.own_keys is not None:
+            return self.own_keys[1]
+        return None if self.columns is None else self.columns[pl.ds(j * BLOCK, BLOCK)]
 
     def same_segment(self, i: Any, j: Any) -> jax.Array:
         return self.by_query(self.query_fact(2, i)) == self.by_key(self.key_fact(1, j))
 
     def scores(
-        self,
-        content: jax.Array,
-        position: jax.Array | None,
-        gate: jax.Array | None,
-        seen: tuple[jax.Array, jax.Array] | None,
-        i: Any,
-        j: Any,
+        self, content: jax.Array, position: jax.Array | None, gate: jax.Array | None, i: Any, j: Any
     ) -> jax.Array:
-        """Scores, not yet scaled, with HIDDEN where the mask is; `seen` are the queries' ranges of codes, None = read
-        them where a tile needs them."""
+        """Scores, not yet scaled, with HIDDEN where the mask is."""
         scores = content if position is None else content + position
         if gate is not None:
             scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
 
         def masked(scores: jax.Array) -> jax.Array:
-            lowest, reach = self.seen(i) if seen is None else seen
-            above = self.by_key(self.key_fact(0, j)) - self.by_query(lowest)
-            inside = above.astype(jnp.uint32) <= self.by_query(reach).astype(jnp.uint32)  # 0 <= above <= reach
+            above = self.by_key(self.key_fact(0, j)) - self.by_query(self.query_fact(0, i))
+            reach = self.by_query(self.query_fact(1, i))
+            inside = above.astype(jnp.uint32) <= reach.astype(jnp.uint32)  # 0 <= above <= reach
             return jnp.where(inside, scores, HIDDEN)
 
+        if position is not None:
+            return masked(scores)  # tiles with a position term are hardly ever whole
         return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
 
     def term(self, scores: Any, i: Any, j: Any) -> jax.Array:
@@ -206,25 +234,72 @@ class Tile:
         term = scores[self.h, self.b, pl.ds(i * BLOCK, BLOCK), pl.ds(j * BLOCK, BLOCK)]
         return (term.T if self.turned else term).astype(jnp.float32) * UNIT
 
-    def seen(self, i: Any) -> tuple[jax.Array, jax.Array]:
-        return self.query_fact(0, i), self.query_fact(1, i)
+    def kept(self, i: Any, j: Any) -> jax.Array | None:
+        """What dropout leaves of a tile; None = all."""
+        rows, columns = self.row_states(i), self.mixed_columns(j)
+        if rows is None or columns is None:
+            return None
+        return keep(self.by_query(rows), self.by_key(columns), self.settings.rate)
 
-    def row_states(self, i: Any) -> jax.Array | None:
-        return None if self.states is None else self.states[self.b, self.h, pl.ds(i * BLOCK, BLOCK)]
 
-    def dropout(self, x: jax.Array, dropped: jax.Array, rows: jax.Array | None, j: Any) -> jax.Array:
-        """A tile with `dropped` in place of what dropout takes; `rows` are `row_states`."""
-        if rows is None:
-            return x
-        columns = self.columns[pl.ds(j * BLOCK, BLOCK)]
-        return jnp.where(keep(self.by_query(rows), self.by_key(columns), self.settings.rate), x, dropped)
+def chosen(kept: jax.Array | None, x: jax.Array, dropped: jax.Array) -> jax.Array:
+    """A tile with `dropped` in place of what dropout takes."""
+    return x if kept is None else jnp.where(kept, x, dropped)
+
+
+class Rows(NamedTuple):
+    """The queries of a program, and the keys at their distances."""
+
+    numbers: jax.Array
+    """[BLOCK]: which they are, counted in whole blocks."""
+    places: jax.Array
+    """[BLOCK]: where they would stand in [B, T]."""
+    last: int | None
+    """The last place that is there; None = all are."""
+    start: Any
+    """The first distance of block 0 of distances."""
+    keys: jax.Array
+    """[BLOCK, BLOCK] int32: the key of each that is at each distance of block 0."""
+    blocks: tuple[Any, Any]
+    """The first and the one after the last block of distances with the key of any in `span`."""
+    span: tuple[Any, Any]
+    """The first block of keys that any of them meets, and the one after the last."""
+
+    def read(self, array: Any, b: Any, h: Any) -> jax.Array:
+        """Theirs of [B, T, H, C]; what is not there repeats the last one."""
+        return array[b, self.places if self.last is None else jnp.minimum(self.places, self.last), h, :]
+
+    def write(self, array: Any, b: Any, h: Any, x: jax.Array) -> None:
+        store(array, b, self.places, h, x, None if self.last is None else self.places <= self.last)
 
 
 class Distances:
     """The position term of a tile's queries."""
 
-    def __init__(self, tile: Tile, term: PositionTerm) -> None:
-        self.tile, self.term = tile, term
+    def __init__(self, tile: Tile, term: PositionTerm, blocks: Any, spans: Any) -> None:
+        """`blocks` and `spans` are those of `kernels.blocks`."""
+        self.tile, self.term, self.met, self.spans = tile, term, blocks, spans
+
+    def rows(self, part: Part, i: Any) -> Rows:
+        """Those of the program that writes, or reads, the i-th block of a part. Consecutive ones are `stride` apart, so
+        that as many keys at neighbouring distances of each are where memory is read and written at once."""
+        iota, step = self.tile.iota, stride(part)
+        first, end = self.spans[self.tile.b, i, 0], self.spans[self.tile.b, i, 1]
+        if part.consecutive:
+            begin = i // step * step * BLOCK + i % step
+            numbers, start = begin + step * iota, part.size - 1 - begin
+            keys = step * iota[:, None] + iota[None, :]
+            met = first - step, end
+        else:
+            numbers, start = i * BLOCK + iota, 0
+            assert self.term.offsets is not None  # as for every part at any place
+            offsets = self.term.offsets[self.tile.b, pl.ds((i - part.block) * BLOCK, BLOCK)]
+            keys = iota[None, :] - offsets[:, None]
+            least, most = offsets.min() + first * BLOCK, offsets.max() + end * BLOCK - 1
+            met = least // BLOCK, jnp.where(first < end, most // BLOCK + 1, 0)
+        places = part.first + numbers - part.block * BLOCK
+        last = part.first + part.size - 1 if part.short else None
+        return Rows(numbers, places, last, start, keys, met, (first, end))
 
     def query(self, content: jax.Array) -> jax.Array:
         """Queries of the position term in UNIT, from those of the content term."""
@@ -232,36 +307,25 @@ class Distances:
         return ((content.astype(jnp.float32) + shift[None, :]) / UNIT).astype(content.dtype)
 
     def relative(self, start: Any) -> jax.Array:
-        """The keys of a block of distances, [BLOCK, C]; what is not there belongs to keys that are not seen."""
+        """The keys of BLOCK distances from one on, [BLOCK, C]; what is not there belongs to keys that are not seen."""
         rows = jnp.clip(start + self.tile.iota, 0, self.term.relative.shape[1] - 1)
         return self.term.relative[self.term.direction[self.tile.b], rows, self.tile.h, :]
 
-    def offsets(self, i: Any) -> jax.Array:
-        return self.term.offsets[self.tile.b, pl.ds(i * BLOCK, BLOCK)]
-
-    def blocks(self, offsets: jax.Array, first: Any, end: Any) -> tuple[Any, Any]:
-        """The first and the one after the last block of distances that queries of these offsets meet in keys from block
-        `first` to before block `end`."""
-        least, most = offsets.min() + first * BLOCK, offsets.max() + end * BLOCK - 1
-        return least // BLOCK, jnp.where(first < end, most // BLOCK + 1, 0)
-
-    def pairs(self, array: Any, i: Any, offsets: jax.Array, block: Any, first: Any, end: Any) -> jax.Array:
-        """Of an array of all pairs [H, B, T, S]: those of query block i, of these offsets, with the keys at a block of
-        distances, 0 where that is no key from block `first` to before block `end`."""
-        keys = (block * BLOCK + self.tile.iota)[None, :] - offsets[:, None]
-        rows = jnp.broadcast_to((i * BLOCK + self.tile.iota)[:, None], keys.shape)
-        inside = (keys >= first * BLOCK) & (keys < end * BLOCK)
-        return plgpu.load(array.at[self.tile.h, self.tile.b, rows, keys], mask=inside, other=0.0)
+    def pairs(self, array: Any, numbers: jax.Array, keys: jax.Array) -> jax.Array:
+        """Of an array of all pairs [H, B, T, S]: those of BLOCK queries with keys [BLOCK, BLOCK] or [1, BLOCK], 0 where
+        they do not meet."""
+        own = jax.lax.div(numbers, BLOCK)
+        first, end = (plgpu.load(self.met.at[self.tile.b, own, n])[:, None] * BLOCK for n in (0, 1))
+        keys = jnp.broadcast_to(keys, (BLOCK, BLOCK))
+        rows = jnp.broadcast_to(numbers[:, None], keys.shape)
+        return plgpu.load(
+            array.at[self.tile.h, self.tile.b, rows, keys], mask=(keys >= first) & (keys < end), other=0.0
+        )
 
 
 def stride(part: Part) -> int:
-    """How many rows apart those are that a program of `scores_kernel` takes."""
-    return max(1, min(STRIDE, 1 << (part.blocks.bit_length() - 1)))
-
-
-def strided_programs(part: Part) -> int:
-    """Of `scores_kernel`, for consecutive queries."""
-    return -(-part.blocks // stride(part)) * stride(part)
+    """How many rows apart those are that a program with distances takes."""
+    return math.gcd(STRIDE, part.blocks) if part.consecutive else 1
 
 
 def narrow(dtype: Any) -> Any:

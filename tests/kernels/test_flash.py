@@ -65,10 +65,19 @@ def test_attention(causal, window, length, rate):
 
 
 @pytest.mark.parametrize(
-    "case", ["causal, memory", "band", "two directions, segments", "places", "places, segments", "both, segments"]
+    ("case", "queries", "keys"),
+    [
+        ("causal, memory", 61, 90),  # four blocks: programs take every fourth query; of three, all in a row
+        ("band", 96, 96),  # every second
+        ("two directions, segments", 37, 60),
+        ("two directions, segments", 128, 130),  # every eighth
+        ("places", 37, 60),
+        ("places, segments", 37, 60),
+        ("both, segments", 61, 70),
+    ],
 )
-def test_relative_attention(case):
-    queries, keys, rng = 37, 60, np.random.default_rng(1)
+def test_relative_attention(case, queries, keys):
+    rng = np.random.default_rng(1)
     causal = case in ("causal, memory", "band")
     places = direction = None
     at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries))
