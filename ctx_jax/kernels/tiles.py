@@ -160,9 +160,9 @@ def unknown_zero(x: jax.Array) -> jax.Array:
 
 
 class Tile:
-    """One tile of scores after the other: [queries, keys], where a block of queries stays, or [keys, queries], where one
-    of keys does, so that a product with it needs no transposition. The facts of what stays are read once, which the
-    compiler would not do of itself in a loop that writes."""
+    """One tile of scores after the other: [queries, keys], where a block of queries stays, or [keys, queries], where a
+    block of keys does, so that a product with it needs no transposition. The facts of what stays are read once, which
+    the compiler would not do of itself in a loop that writes."""
 
     def __init__(
         self, facts: Any, b: Any, h: Any, settings: Settings, *, queries: Any = None, keys: Any = None
