@@ -19,7 +19,7 @@ import tyro
 
 from ctx_jax.data.tfds import corpus_from
 from ctx_jax.data.tokenizers import Pretrained, named
-from ctx_jax.evaluation.tasks import Task
+from ctx_jax.evaluation.files import FileTask
 from ctx_jax.experiment import Data, Experiment, find, options
 from ctx_jax.serialization import nearest
 
@@ -180,7 +180,7 @@ def with_text(data: Data, arguments: list[str]) -> tuple[Data, list[str]]:
     path, rest = take("--text", arguments)
     if path is not None:
         corpus = data.corpus
-        data = replace(data, corpus=replace(corpus, path=path) if isinstance(corpus, Task) else corpus_from(path))
+        data = replace(data, corpus=replace(corpus, path=path) if isinstance(corpus, FileTask) else corpus_from(path))
     kind, rest = take("--tokenizer", rest)
     if kind is not None:
         data = replace(data, tokenizer=named(kind))

@@ -22,11 +22,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ctx_jax.data.examples import Examples
+from ctx_jax.data.examples import Examples, Windows
 from ctx_jax.data.sentencepieces import SentencePiece
+from ctx_jax.evaluation.answers import Answers
+from ctx_jax.evaluation.multiple_choice import MultipleChoice
+from ctx_jax.evaluation.tagging import Tagging
 from ctx_jax.evaluation.tasks import Task
 from ctx_jax.experiment import Data, Experiment, find
+from ctx_jax.objectives.choices import Choices
+from ctx_jax.objectives.spans import Spans
 from ctx_jax.objectives.supervised import Supervised
+from ctx_jax.objectives.tags import Tags
 from ctx_jax.training.loop import Training
 from ctx_jax.training.optimizers import AdamW
 from ctx_jax.training.schedules import WarmUp
@@ -61,3 +67,38 @@ def regression() -> Experiment:
     default = classification()
     task = replace(default.data.corpus, kind="regression", texts=("first", "second"))
     return replace(default, name="regression", data=replace(default.data, corpus=task))
+
+
+def tagging() -> Experiment:
+    """A tag for each word, from a file in the manner of CoNLL (word, tab, tag; a blank line after each sentence).
+
+    python -m ctx_jax train finetune:tagging --from RUN --text train.conll --data.corpus.validation dev.conll
+    """
+    default = on_tokens("tagging", Windows(128, stride=64))
+    return replace(default, data=replace(default.data, corpus=Tagging(Path("train.conll"))), objective=Tags())
+
+
+def spans() -> Experiment:
+    """Questions and the texts in which their answers are, in SQuAD's JSON, 1.1 or 2.0.
+
+    python -m ctx_jax train finetune:spans --from RUN --text train.json --data.corpus.validation dev.json
+    """
+    default = on_tokens("spans", Windows())
+    return replace(default, data=replace(default.data, corpus=Answers(Path("train.json"))), objective=Spans())
+
+
+def on_tokens(name: str, reader: Windows) -> Experiment:
+    default = classification()
+    model = replace(default.model, max_length=reader.length, pooler=False, classes=None, token_classes=2)
+    return replace(default, name=name, data=replace(default.data, reader=reader), model=model)
+
+
+def choices() -> Experiment:
+    """Which of several texts goes on from one (columns as SWAG's: sent1, ending0 to ending3, label), as in SWAG, whose
+    endings go on from the words in sent2:
+
+    python -m ctx_jax train finetune:choices --from RUN --text swag/train.csv --data.corpus.begin sent2
+    """
+    default = classification()
+    data = replace(default.data, corpus=MultipleChoice(Path("choices.csv")), batch_size=16, evaluation_batch_size=16)
+    return replace(default, name="choices", data=data, objective=Choices())

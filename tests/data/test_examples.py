@@ -18,12 +18,13 @@ SIZES = [3, 17, 1, 9, 5, 30, 2, 8, 11, 4, 7]
 
 @pytest.fixture(scope="module")
 def store() -> ExampleStore:
+    template = Template((4,), (5,), 0)
     texts = [
-        [Encoding("x" * size, np.full(size, 10 + number, np.int32), np.arange(size))]
-        for number, size in enumerate(SIZES)
+        Encoding("x" * size, np.full(size, 10 + number, np.int32), np.arange(size)) for number, size in enumerate(SIZES)
     ]
     labels = np.arange(len(SIZES), dtype=np.int32) % 3
-    return ExampleStore(VOCABULARY, Template((4,), (5,), 0), texts, labels, lambda outputs: {}, "corpus", "train")
+    rows = [template.row([text], 24) for text in texts]
+    return ExampleStore(VOCABULARY, template, rows, labels, lambda outputs: {})
 
 
 def read(reader: Examples, store: ExampleStore, n: int, seed: int | None, rows: Any = range(4)) -> Any:
