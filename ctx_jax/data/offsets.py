@@ -8,7 +8,9 @@ the text (Unicode normalisation, characters that it drops), what it changed lies
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,7 +62,7 @@ class Speller:
     """A tokenizer that keeps what it has spelled."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._words: dict[tuple[str, bool], tuple[np.ndarray, int]] = {}
         self._passages: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
@@ -89,7 +91,7 @@ class Speller:
     def _word(self, passage: str, continued: bool) -> tuple[np.ndarray, int]:
         """The pieces of a word, and the number of its first, -1 without one."""
         if (passage, continued) not in self._words:
-            encoding = self._tokenizer.encode(passage, continued)
+            encoding = self.tokenizer.encode(passage, continued)
             firsts = np.flatnonzero(encoding.word_starts())
             self._words[passage, continued] = encoding.ids, int(firsts[0]) if len(firsts) else -1
         return self._words[passage, continued]
@@ -97,7 +99,7 @@ class Speller:
     def _passage(self, passage: str, continued: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Ids, starts and ends of the pieces of a passage, in its characters."""
         if (passage, continued) not in self._passages:
-            encoding = self._tokenizer.encode(passage, continued)
+            encoding = self.tokenizer.encode(passage, continued)
             self._passages[passage, continued] = encoding.ids, *places(encoding, passage)
         return self._passages[passage, continued]
 
@@ -121,8 +123,11 @@ def origins(kept: str, text: str) -> tuple[np.ndarray, np.ndarray]:
         same = np.arange(len(text) + 1)
         return same, same
     begins, finishes = np.full(len(kept) + 1, len(text)), np.zeros(len(kept) + 1, np.int64)
-    for _, a, b, c, d in difflib.SequenceMatcher(None, kept, text, autojunk=False).get_opcodes():
+    letters = ([unicodedata.normalize("NFKD", character)[0].lower()[0] for character in part] for part in (kept, text))
+    for _, a, b, c, d in difflib.SequenceMatcher(None, *letters, autojunk=False).get_opcodes():
         alike = b - a == d - c
-        begins[a:b] = np.arange(c, d) if alike else c
+        begins[a:b] = np.arange(c, d) if alike else max(c - (c == d), 0)  # what was added, where that before it is
         finishes[a + 1 : b + 1] = np.arange(c + 1, d + 1) if alike else d
+        if a == b:  # what was dropped; a mark belongs to the character that it stands on
+            finishes[a] += sum(1 for _ in itertools.takewhile(unicodedata.combining, text[c:d]))
     return begins, finishes
