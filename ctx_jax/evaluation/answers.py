@@ -20,9 +20,9 @@ from scipy.special import softmax
 from ctx_jax.contract import Batch
 from ctx_jax.data.examples import ExampleStore, Outputs, by_row
 from ctx_jax.data.files import Errors, read
+from ctx_jax.data.offsets import Located, Speller
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_room
 from ctx_jax.transfer.inputs import Part, Template
-from ctx_jax.data.offsets import Located, Speller
 
 if TYPE_CHECKING:
     from ctx_jax.data.files import File

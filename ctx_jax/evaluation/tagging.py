@@ -18,10 +18,10 @@ from seqeval import metrics
 
 from ctx_jax.contract import Batch
 from ctx_jax.data.examples import ExampleStore, Outputs, by_row
+from ctx_jax.data.offsets import Speller
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_labels, check_room, class_of
 from ctx_jax.evaluation.tables import lines, suffix
 from ctx_jax.transfer.inputs import Part
-from ctx_jax.data.offsets import Speller
 
 if TYPE_CHECKING:
     from ctx_jax.data.files import File

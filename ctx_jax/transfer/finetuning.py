@@ -33,10 +33,11 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
         return experiment
     folder, _ = named(source)
     theirs = load(folder / "experiment.json").model
-    on_rows = experiment.data.corpus.head == "classes"
-    model = with_fields(theirs, memory_length=0, reuse_length=None, token_classes=None, pooler=on_rows)
-    if not on_rows:
-        model = with_fields(model, classes=None)
+    if experiment.data.corpus.head == "classes":
+        heads: dict[str, Any] = {"token_classes": None, "pooler": True}
+    else:
+        heads = {"classes": None, "pooler": False}
+    model = with_fields(theirs, memory_length=0, reuse_length=None, **heads)
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
