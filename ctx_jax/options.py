@@ -33,7 +33,7 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
   generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
-  predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes or numbers of texts
+  predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes, tags, answers of texts
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
   harness RUN --tasks NAME... [--include-path FOLDER] [--shots K] ...                   tasks of lm-evaluation-harness
   convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers
