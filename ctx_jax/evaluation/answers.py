@@ -324,7 +324,7 @@ def questions(file: File, errors: Errors, labelled: bool = True) -> Iterator[Que
     content = "".join(read(file, errors))
     try:
         data = json.loads(content)["data"]
-        articles = [[(one["context"], one["qas"]) for one in article["paragraphs"]] for article in data]
+        articles = [[(one["context"], [{**q} for q in one["qas"]]) for one in a["paragraphs"]] for a in data]
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} line {error.lineno} is not JSON: {error.msg}") from None
     except (KeyError, TypeError):
@@ -350,7 +350,7 @@ def question(entry: dict[str, Any], context: str, article: int, where: str, labe
             raise ValueError(f"{where}: its {what} is empty: fill it, or leave the question out")
     answers: list[Answer] = []
     for given in entry.get("answers", ()) if labelled and not entry.get("is_impossible") else ():
-        answer = Answer(given.get("text"), given.get("answer_start"))
+        answer = Answer(*(given.get(name) if isinstance(given, dict) else None for name in ("text", "answer_start")))
         if not (isinstance(answer.text, str) and answer.text.strip() and isinstance(answer.start, int)):
             raise ValueError(f"{where}: an answer needs text and answer_start: mend it, or leave the question out")
         start, end = span(answer)
