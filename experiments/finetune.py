@@ -73,6 +73,9 @@ def tagging() -> Experiment:
     """A tag for each word, from a file in the manner of CoNLL (word, tab, tag; a blank line after each sentence).
 
     python -m ctx_jax train finetune:tagging --from RUN --text train.conll --data.corpus.validation dev.conll
+
+    WNUT-17 (Derczynski et al. 2017) with all-MiniLM-L6-v2: --data.corpus.test test.conll --optimizer.schedule.rate 1e-4
+    --training.epochs 6. A plain PyTorch loop of that recipe has a test F1 of 0.440 (0.439 to 0.441), mean of three seeds.
     """
     default = on_tokens("tagging", Windows(128, stride=64))
     return replace(default, data=replace(default.data, corpus=Tagging(Path("train.conll"))), objective=Tags())
@@ -82,6 +85,14 @@ def spans() -> Experiment:
     """Questions and the texts in which their answers are, in SQuAD's JSON, 1.1 or 2.0.
 
     python -m ctx_jax train finetune:spans --from RUN --text train.json --data.corpus.validation dev.json
+
+    The articles of one file, the first 20 to train on and the others to test on:
+
+    python -c "import json; data = json.load(open('xquad.en.json'))['data']; [json.dump({'data': part}, open(name, 'w'))
+    for name, part in (('train.json', data[:20]), ('test.json', data[20:]))]"
+
+    On XQuAD's articles 21 to 24 (96 questions) the best of what needs no model is F1 0.177: the first number or name of
+    the sentence that shares most words with the question; that sentence itself has 0.159.
     """
     default = on_tokens("spans", Windows())
     return replace(default, data=replace(default.data, corpus=Answers(Path("train.json"))), objective=Spans())
