@@ -93,6 +93,8 @@ class Evaluate:
     """distances beyond this count as this (Transformer-XL's evaluation)"""
     batch_size: int | None = None
     """rows (for a model with memory: streams) in a batch; default: the experiment's"""
+    threshold: float | None = None
+    """of answers that may be none: how much better none must be; default: the experiment's"""
 
 
 @dataclass(frozen=True)

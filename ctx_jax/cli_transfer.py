@@ -41,15 +41,17 @@ class Predict:
 
     input: str
     """a file of texts, one a line, or the two of a pair with a tab between; .tsv, .csv and .jsonl files have the task's
-    columns; - for standard input"""
+    columns; of tags: sentences, or .conll files; of answers: SQuAD's JSON; - for standard input"""
     output: str | None = None
-    """the .jsonl file to write, a prediction a line; default: they stand in the result"""
+    """the .jsonl file to write, a prediction a line (of answers: SQuAD's .json); default: they stand in the result"""
     checkpoint: str = "last"
     """last, best (by training.best), or a step"""
     batch_size: int = 32
     """texts that are read at once"""
     errors: Errors = "strict"
     """what to do with bytes that are not UTF-8: strict is an error, replace makes them U+FFFD"""
+    threshold: float | None = None
+    """of answers that may be none: how much better none must be; default: the run's"""
 
 
 def predict(arguments: list[str]) -> Any:
@@ -63,6 +65,7 @@ def predict(arguments: list[str]) -> Any:
         checkpoint=chosen.checkpoint,
         batch_size=chosen.batch_size,
         errors=chosen.errors,
+        threshold=chosen.threshold,
     )
 
 

@@ -36,11 +36,14 @@ and, where it applies,
     segments        [B, T] int32   0 = A, 1 = B, 2 = XLNet's CLS
     reversed        [B]    bool    the row is read backwards (XLNet): relative positions are negated
     relation        [B]    int32   0 = true next / right order, 1 = random / swapped (NSP, SOP)
-    labels          [B]            int32, a class, or float32, a number: what a labelled example says of its row
+    labels          [B]            int32, a class, or float32, a number: what a labelled example says of its row;
+                                   [B, T] int32 the class of each piece, or -1; [B, 2] int32 the answer's two ends
+    places          [B, T] int32   1 where an answer may start or end
 
 `Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K] ([B] where
 they are of rows);
 permutation LM also `ranks` [B, T] int32: a position sees lower ranks, and its content stream its own rank too.
+Examples of multiple choice have `tokens` and the like as [B, choices, T], of which `prepare` makes rows.
 A short last batch is padded with rows whose `documents` are 0, so that shapes are static.
 """
 

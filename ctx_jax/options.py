@@ -19,7 +19,7 @@ import tyro
 
 from ctx_jax.data.tfds import corpus_from
 from ctx_jax.data.tokenizers import Pretrained, named
-from ctx_jax.evaluation.tasks import Task
+from ctx_jax.evaluation.files import FileTask
 from ctx_jax.experiment import Data, Experiment, find, options
 from ctx_jax.serialization import nearest
 
@@ -33,7 +33,7 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
   generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
-  predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes or numbers of texts
+  predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes, tags, answers of texts
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
   harness RUN --tasks NAME... [--include-path FOLDER] [--shots K] ...                   tasks of lm-evaluation-harness
   convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers
@@ -180,7 +180,7 @@ def with_text(data: Data, arguments: list[str]) -> tuple[Data, list[str]]:
     path, rest = take("--text", arguments)
     if path is not None:
         corpus = data.corpus
-        data = replace(data, corpus=replace(corpus, path=path) if isinstance(corpus, Task) else corpus_from(path))
+        data = replace(data, corpus=replace(corpus, path=path) if isinstance(corpus, FileTask) else corpus_from(path))
     kind, rest = take("--tokenizer", rest)
     if kind is not None:
         data = replace(data, tokenizer=named(kind))

@@ -21,8 +21,8 @@ from ctx_jax.data.corpora import Corpus, Split, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
+from ctx_jax.evaluation.files import FileTask
 from ctx_jax.evaluation.perplexity import evaluate as score
-from ctx_jax.evaluation.tasks import Task
 from ctx_jax.experiment import Experiment, load, save
 from ctx_jax.generation.beams import NO_SEARCH, Beams
 from ctx_jax.generation.decode import generate as continue_prompts
@@ -40,7 +40,7 @@ from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, na
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
 from ctx_jax.training.stopping import Watch
-from ctx_jax.transfer.finetuning import HEAD, completed, is_task, open_examples
+from ctx_jax.transfer.finetuning import HEAD, completed, is_task, open_examples, with_threshold
 
 TOKENS_TO_STOP = 8
 """Tokens from one look for stop strings to the next: what comes after one is lost."""
@@ -117,9 +117,7 @@ def open_data(
 def of_another_task(experiment: Experiment, source: Path) -> bool:
     """Whether this is a task, and that run's head was for another one, or for none."""
     theirs, ours = load(named(source)[0] / "experiment.json").data.corpus, experiment.data.corpus
-    if not isinstance(ours, Task):
-        return False
-    return not (isinstance(theirs, Task) and (theirs.kind, theirs.labels) == (ours.kind, ours.labels))
+    return isinstance(ours, FileTask) and not (isinstance(theirs, FileTask) and theirs.meaning == ours.meaning)
 
 
 def inherited(experiment: Experiment, old: Path | None) -> Tokenizer | None:
@@ -244,6 +242,7 @@ def evaluate(
     clamp_length: int | None = None,
     batch_size: int | None = None,
     checkpoint: str = "last",
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Scores a split, or other text, with a run's checkpoint: each token once, the reading declared.
 
@@ -260,7 +259,9 @@ def evaluate(
     # Anew, so that all is checked that must fit each other.
     experiment = replace(trained.experiment, data=replace(trained.experiment.data, evaluation_reader=reader))
     data = experiment.data if text is None else replace(experiment.data, corpus=whole(text, experiment.data.corpus))
-    store = open_data(replace(experiment, data=data), (part,), trained.tokenizer)[1][part]
+    if threshold is not None:
+        data = replace(data, corpus=with_threshold(data.corpus, threshold))
+    store = open_data(replace(experiment, data=replace(data, reader=reader)), (part,), trained.tokenizer)[1][part]
     if text is None:
         check_text(named(path)[0], store)
     rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
@@ -286,7 +287,7 @@ def evaluate(
 
 def whole(text: str, corpus: Corpus) -> Corpus:
     """The corpus that --text names, nothing of it held out, read as `corpus` is where that is of the same kind."""
-    if isinstance(corpus, Task):
+    if isinstance(corpus, FileTask):
         return replace(corpus, path=text, validation=None, test=None, whole=True)
     named = corpus_from(text)
     if isinstance(named, Tfds):

@@ -53,9 +53,10 @@ def location(path: str | Path) -> str | Path:
     return path if isinstance(path, str) and URI.match(path) else Path(path)
 
 
-def text_files(path: str | Path) -> list[File]:
+def text_files(path: str | Path, whole_json: bool = False) -> list[File]:
     """The files that a path names, in order of their names: itself, what a folder holds at any depth, or what a glob
-    matches. Links are followed, but no folder is read twice.
+    matches. Links are followed, but no folder is read twice. Files of JSON that are no lines of it are refused, unless
+    `whole_json` asks for them.
 
     Raises FileNotFoundError if there is none, OSError if a folder cannot be read, ValueError if an archive (.zip, .tar
     and the like) is among them.
@@ -70,7 +71,7 @@ def text_files(path: str | Path) -> list[File]:
             f"no text in {path}: give a text file, a folder that holds .txt or .jsonl files (or such as .gz or .zst), "
             "or a glob"
         )
-    if whole := next((file for file in files if file.name.lower().endswith(".json")), None):
+    if not whole_json and (whole := next((file for file in files if file.name.lower().endswith(".json")), None)):
         raise ValueError(
             f"{whole} is JSON, not lines of it: write one object a line into a .jsonl file, or leave it out"
         )

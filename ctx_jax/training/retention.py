@@ -7,7 +7,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-HIGHER = ("accuracy", "f1", "matthews", "pearson", "spearman")
+HIGHER = ("accuracy", "f1", "precision", "recall", "exact_match", "matthews", "pearson", "spearman")
 """Numbers of an evaluation that are the better the higher they are; all others, the lower."""
 
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
-from ctx_jax.evaluation.tasks import Task, measure
+from ctx_jax.evaluation.files import Encoder, FileTask
 from ctx_jax.experiment import TOKENIZER, Experiment, load
 from ctx_jax.progress import tell
+from ctx_jax.text import own_tokenizer
 from ctx_jax.training.checkpoints import named
 from ctx_jax.transfer.inputs import template
 
-HEAD = ("classifier",)
-"""The modules of a head on rows: what another task's learned is not taken over."""
+HEAD = ("classifier", "token_classifier")
+"""The modules of heads: what another task's learned is not taken over."""
 
 
 def is_task(experiment: Experiment) -> bool:
-    return isinstance(experiment.data.corpus, Task)
+    return isinstance(experiment.data.corpus, FileTask)
 
 
 def adapted(experiment: Experiment, source: Path) -> Experiment:
@@ -35,7 +33,11 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
         return experiment
     folder, _ = named(source)
     theirs = load(folder / "experiment.json").model
-    model = with_fields(theirs, memory_length=0, reuse_length=None, pooler=True)
+    if experiment.data.corpus.head == "classes":
+        heads: dict[str, Any] = {"token_classes": None, "pooler": True}
+    else:
+        heads = {"classes": None, "pooler": False}
+    model = with_fields(theirs, memory_length=0, reuse_length=None, **heads)
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
@@ -60,13 +62,15 @@ def completed(experiment: Experiment) -> Experiment:
             raise ValueError("training.epochs counts passes over labelled examples: choose training.steps")
         return experiment
     task = experiment.data.corpus.with_labels()
-    if task.kind == "classification" and len(task.labels) < 2:
-        raise ValueError(f"{task.path} has one label alone, {', '.join(task.labels)}: give examples of two or more")
-    classes = len(task.labels) if task.kind == "classification" else 1
+    experiment = replace(
+        experiment,
+        data=replace(experiment.data, corpus=task),
+        model=with_fields(experiment.model, **{task.head: task.outputs}),
+    )
     training = experiment.training
     training = replace(training, best=training.best or task.chooses)
     if training.epochs is not None:
-        batches = sum(1 for _ in task.examples("train")) / experiment.data.batch_size
+        batches = trained_rows(experiment) / experiment.data.batch_size
         every = max(1, math.ceil(batches))
         training = replace(
             training,
@@ -74,26 +78,42 @@ def completed(experiment: Experiment) -> Experiment:
             evaluate_every=training.evaluate_every or every,
             checkpoint_every=training.checkpoint_every or every,
         )
-    model = replace(experiment.model, classes=classes)
-    return replace(experiment, data=replace(experiment.data, corpus=task), model=model, training=training)
+    return replace(experiment, training=training)
+
+
+def with_threshold(task: FileTask, threshold: float | None) -> FileTask:
+    """The task with another threshold, if one is given. Raises ValueError for a task that has none."""
+    if threshold is None:
+        return task
+    if not hasattr(task, "threshold"):
+        raise ValueError(f"--threshold: {type(task).__name__} has no threshold, leave the option out")
+    return with_fields(task, threshold=threshold)
+
+
+def trained_rows(experiment: Experiment) -> int:
+    """Rows in a pass over the training examples; where these are read in windows, the tokens tell how many."""
+    task, reader = experiment.data.corpus, experiment.data.reader
+    examples = list(task.examples("train"))
+    if not hasattr(reader, "stride"):
+        return len(examples)
+    return len(task.encode(examples, encoder(experiment, reader, own_tokenizer(experiment.data))).store.rows)
+
+
+def encoder(experiment: Experiment, reader: Any, tokenizer: Tokenizer) -> Encoder:
+    """How the experiment's model reads examples."""
+    return Encoder(tokenizer, template(experiment.model, tokenizer.vocabulary, head=True), reader)
 
 
 def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: Tokenizer) -> dict[Split, ExampleStore]:
-    """The examples of these splits in tokens. Tells how many are cut."""
-    task, length = experiment.data.corpus, experiment.data.reader.length
-    form = template(experiment.model, tokenizer.vocabulary, head=True)
-    if length < (least := form.special(len(task.texts)) + len(task.texts)):
-        raise ValueError(f"data.reader.length {length} has no room for text: choose {least} or more")
+    """The examples of these splits in tokens, as the reader of each wants them. Tells how many are cut."""
+    task = experiment.data.corpus
     stores: dict[Split, ExampleStore] = {}
     for split in splits:
+        reader = experiment.data.reader if split == "train" else experiment.evaluation_reader
         examples = list(task.examples(split))
-        labels = task.targets(examples)
-        texts = [[tokenizer.encode(text) for text in example.texts] for example in examples]
-        store = ExampleStore(
-            tokenizer.vocabulary, form, texts, labels, partial(measure, task, labels), task.fingerprint(split), split
-        )
-        long = int(np.count_nonzero(store.sizes > length))
-        cut = f", {long:,} cut to {length} tokens (data.reader.length)" if long else ""
-        tell(f"{split}: {len(texts):,} examples{cut}")
-        stores[split] = store
+        store = task.encode(examples, encoder(experiment, reader, tokenizer)).store
+        windows = f" in {len(store.rows):,} windows" if len(store.rows) > len(examples) else ""
+        cut = f", {store.cut:,} cut to {reader.length} tokens (data.reader.length)" if store.cut else ""
+        tell(f"{split}: {len(examples):,} examples{windows}{cut}")
+        stores[split] = replace(store, corpus=task.fingerprint(split), split=split)
     return stores

@@ -43,6 +43,15 @@ class Row(NamedTuple):
     """Whether there was more text."""
 
 
+class Part(NamedTuple):
+    """A text of a row."""
+
+    ids: np.ndarray
+    """[n] int32."""
+    words: np.ndarray
+    """[n] int32: as in `Row`."""
+
+
 @dataclass(frozen=True)
 class Template:
     """What a model reads around a text, or around two."""
@@ -59,6 +68,8 @@ class Template:
     """Segment of the row's last id (XLNet's classification token); None = that of the text before it."""
     left: bool = False
     """Whether padding stands before the row."""
+    classification_last: bool = False
+    """Whether the row's last token stands for all of it, not its first."""
 
     def special(self, texts: int) -> int:
         """How many special ids a row of one text, or of two, has."""
@@ -69,22 +80,30 @@ class Template:
         longer one's first of a pair. Words are numbered through both."""
         sizes = [len(text.ids) for text in texts]
         kept = cut(sizes, length - self.special(len(texts)))
-        edges = [self.before, *[self.between] * (len(texts) - 1), self.after]
-        tokens, words, segments = (
-            [np.array(edges[0], np.int32)],
-            [np.zeros(len(edges[0]), np.int32)],
-            [0] * len(edges[0]),
-        )
+        parts: list[Part] = []
         numbered = 0
-        for number, (text, size, edge) in enumerate(zip(texts, kept, edges[1:], strict=True)):
+        for text, size in zip(texts, kept, strict=True):
             own = np.cumsum(text.word_starts(), dtype=np.int32)[:size]
-            tokens += [text.ids[:size], np.array(edge, np.int32)]
-            words += [np.where(own > 0, own + numbered, 0), np.zeros(len(edge), np.int32)]
-            segments += [number] * (size + len(edge))
+            parts.append(Part(text.ids[:size], np.where(own > 0, own + numbered, 0)))
             numbered += int(own[-1]) if size else 0
+        return self.joined(parts)._replace(cut=sum(kept) < sum(sizes))
+
+    def joined(self, parts: Sequence[Part]) -> Row:
+        """The row of one text, or of two, in tokens."""
+        edges = [self.before, *[self.between] * (len(parts) - 1), self.after]
+        tokens, words = [np.array(edges[0], np.int32)], [np.zeros(len(edges[0]), np.int32)]
+        segments = [0] * len(edges[0])
+        for number, (part, edge) in enumerate(zip(parts, edges[1:], strict=True)):
+            tokens += [part.ids, np.array(edge, np.int32)]
+            words += [part.words, np.zeros(len(edge), np.int32)]
+            segments += [number] * (len(part.ids) + len(edge))
         if self.last_segment is not None:
             segments[-1] = self.last_segment
-        return Row(np.concatenate(tokens), np.concatenate(words), np.array(segments, np.int32), sum(kept) < sum(sizes))
+        return Row(np.concatenate(tokens), np.concatenate(words), np.array(segments, np.int32), False)
+
+    def place(self, size: int, length: int) -> slice:
+        """Where a row of `size` tokens stands in one of `length`."""
+        return slice(length - size, length) if self.left else slice(size)
 
     def batch(self, rows: Sequence[Row], size: int, length: int) -> Batch:
         """`tokens`, `documents`, `positions`, `segments` and `words` [size, length], padded with empty rows."""
@@ -93,7 +112,7 @@ class Template:
         batch["tokens"][:] = self.pad
         for number, row in enumerate(rows):
             n = len(row.tokens)
-            place = number, slice(length - n, length) if self.left else slice(n)
+            place = number, self.place(n, length)
             values = (row.tokens, np.ones(n), np.arange(n), row.segments, row.words)
             for name, value in zip(names, values, strict=True):
                 batch[name][place] = value
@@ -119,9 +138,11 @@ def template(config: Any, vocabulary: Vocabulary, head: bool = False) -> Templat
             between = (v.separator,) * (2 if config.position_offset else 1)
             return Template((v.classification,), (v.separator,), v.pad, between)
         case GptConfig() | TransformerXLConfig():
-            return Template((v.begin,), (v.classification,) if head else (), v.pad, (v.separator,))
+            after = (v.classification,) if head else ()
+            return Template((v.begin,), after, v.pad, (v.separator,), classification_last=head)
         case XLNetConfig():
-            return Template((), (v.separator, v.classification), v.pad, (v.separator,), last_segment=2, left=True)
+            after = (v.separator, v.classification)
+            return Template((), after, v.pad, (v.separator,), last_segment=2, left=True, classification_last=True)
     raise ValueError(f"{type(config).__name__} does not say how it reads a text: choose a run of another model")
 
 

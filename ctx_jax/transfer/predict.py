@@ -1,26 +1,26 @@
-"""What a fine-tuned run says of texts: a class and its probability, or a number."""
+"""What a fine-tuned run says of texts: classes, numbers, tags, answers, choices."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import softmax
 
 from ctx_jax.data import write_durably
-from ctx_jax.data.files import Errors, is_jsonl
-from ctx_jax.data.passages import LINE_END, between
-from ctx_jax.evaluation.tasks import Task, is_table, reader, rows
+from ctx_jax.data.examples import Outputs
+from ctx_jax.data.files import Errors
+from ctx_jax.data.loader import Loader
+from ctx_jax.evaluation.files import FileTask
 from ctx_jax.parallel.sharding import batch_sharding
-from ctx_jax.progress import tell
+from ctx_jax.progress import counted, tell
 from ctx_jax.runs import divisible_rows, open_run
 from ctx_jax.training.step import on_mesh
-from ctx_jax.transfer.inputs import Row, grouped, template
-from ctx_jax.transfer.texts import checked, input_file, joined
+from ctx_jax.transfer.finetuning import encoder, with_threshold
+from ctx_jax.transfer.texts import input_file
 
 
 def predict(
@@ -31,78 +31,46 @@ def predict(
     checkpoint: str = "last",
     batch_size: int = 32,
     errors: Errors = "strict",
+    threshold: float | None = None,
 ) -> dict[str, Any]:
     """Predicts the texts of a file ("-": standard input), in its order, by a checkpoint of a run.
 
     A prediction is {"line", "label", "probability", "probabilities": {label: p}} of a classification, {"line", "value"}
-    of a regression. Returns {"run", "step", "texts", "cut"} and "predictions" or, with `output`, a file of one a line,
-    "output".
+    of a regression; of the other kinds, what their task says (evaluation/). Returns {"run", "step", "texts", "cut"} and
+    "predictions" or, with `output`, a file of one a line, "output" (answers: SQuAD's files). `threshold` is that of
+    answers, if it is not the run's own.
 
     Raises ValueError, naming file and line, for what is no text or pair, and for a run that was not fine-tuned.
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of texts: choose 1 or more")
-    file = input_file(source)
     run = open_run(path, checkpoint)
-    task, objective = run.experiment.data.corpus, run.experiment.objective
-    if not isinstance(task, Task):
+    experiment, objective = run.experiment, run.experiment.objective
+    task = experiment.data.corpus
+    if not isinstance(task, FileTask):
         raise ValueError(f"{path} has no task: fine-tune it first (train finetune:classification --from {path} ...)")
-    form, length = (
-        template(run.experiment.model, run.tokenizer.vocabulary, head=True),
-        run.experiment.data.reader.length,
-    )
+    task = with_threshold(replace(task, errors=errors), threshold)
+    file = input_file(source, task.whole_json)
+    reader = experiment.evaluation_reader
+    examples = list(task.inputs(file))
+    if not examples:
+        raise ValueError("there is no text in --input: give one a line")
+    encoded = task.encode(examples, encoder(experiment, reader, run.tokenizer), labelled=False)
+    store: Any = encoded.store
     size, sharding = divisible_rows(run.mesh, batch_size), batch_sharding(run.mesh)
     step = jax.jit(on_mesh(run.mesh, lambda variables, batch: objective.scores(run.model, variables, batch, None)))
-    places: list[int] = []
-    cut = 0
-
-    def built() -> Iterator[tuple[int, Row]]:
-        nonlocal cut
-        for number, (place, texts) in enumerate(inputs(file, task, errors)):
-            places.append(place)
-            row = form.row([run.tokenizer.encode(text) for text in texts], length)
-            cut += row.cut
-            yield number, row
-
-    found: dict[int, np.ndarray] = {}
-    for longest, group in grouped(built(), size, length):
-        batch = form.batch([row for _, row in group], size, longest)
-        scores = np.asarray(step(run.variables, jax.device_put(batch, sharding)), np.float64)
-        found |= {number: own for (number, _), own in zip(group, scores, strict=False)}
-    if not found:
-        raise ValueError("there is no text in --input: give one a line")
-    if cut:
-        tell(f"note: {cut:,} of {len(found):,} texts are longer than {length} tokens and were cut")
-    predictions = [{"line": place, **prediction(task, found[number])} for number, place in enumerate(places)]
-    result = {"run": str(path), "step": run.step, "texts": len(found), "cut": cut}
+    outputs: Outputs = []
+    with closing(iter(Loader(store, reader, size, None, sharding))) as batches:
+        for batch in counted("predicting", batches, reader.passes(store, size)):
+            scores = step(run.variables, batch)
+            outputs.append({"example": np.asarray(batch["example"]), "scores": np.asarray(scores, np.float64)})
+    if store.cut:
+        tell(f"note: {store.cut:,} of {len(examples):,} texts are longer than {reader.length} tokens and were cut")
+    result = {"run": str(path), "step": run.step, "texts": len(examples), "cut": store.cut}
+    said = encoded.predictions(outputs)
     if output is None:
-        return {**result, "predictions": predictions}
+        return {**result, "predictions": said}
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(output, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
+    for file, text in task.files(said, output).items():
+        write_durably(file, text)
     return {**result, "output": str(output)}
-
-
-def prediction(task: Task, scores: np.ndarray) -> dict[str, Any]:
-    """scores [classes] by name, the most probable first of all."""
-    if task.kind == "regression":
-        mean, deviation = task.scale
-        return {"value": round(float(scores[0]) * deviation + mean, 6)}
-    probabilities = {name: round(float(p), 6) for name, p in zip(task.labels, softmax(scores), strict=True)}
-    best = task.labels[int(scores.argmax())]
-    return {"label": best, "probability": probabilities[best], "probabilities": probabilities}
-
-
-def inputs(file: Any, task: Task, errors: Errors) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line and texts of each example: the columns of the task in .jsonl, .tsv and .csv files, elsewhere a text a line,
-    or the two of a pair with a tab between. Blank lines are left out."""
-    if is_jsonl(file) or is_table(file):
-        for place, fields in rows(file, task.columns, task.texts, errors):
-            yield place, tuple(fields[name] for name in task.texts)
-        return
-    for place, line in enumerate(map(joined, checked(file, between(LINE_END, reader(file, errors)))), 1):
-        texts = tuple(line.split("\t")) if len(task.texts) == 2 else (line,)
-        if not line.strip():
-            continue
-        if len(texts) != len(task.texts):
-            raise ValueError(f"{file} line {place} has {len(texts)} texts, not 2: put one tab between the two")
-        yield place, texts

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 STANDARD_INPUT = Path("/dev/stdin")
 
 
-def input_file(path: str) -> File:
+def input_file(path: str, whole_json: bool = False) -> File:
     """The one file that --input names, "-" being standard input. Raises what `text_files` raises, and ValueError for
     several."""
     if path == "-":
         return STANDARD_INPUT
-    files = text_files(path)
+    files = text_files(path, whole_json)
     if len(files) > 1:
         raise ValueError(f"--input {path} names {len(files)} files: choose one of them, as {files[0]}")
     return files[0]

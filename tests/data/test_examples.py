@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Vocabulary
-from ctx_jax.data.examples import Examples, ExampleStore, lengths
+from ctx_jax.data.examples import Examples, ExampleStore, Windows, lengths
 from ctx_jax.data.tokenizers import Encoding
 from ctx_jax.transfer.inputs import Template
 
@@ -18,12 +18,13 @@ SIZES = [3, 17, 1, 9, 5, 30, 2, 8, 11, 4, 7]
 
 @pytest.fixture(scope="module")
 def store() -> ExampleStore:
+    template = Template((4,), (5,), 0)
     texts = [
-        [Encoding("x" * size, np.full(size, 10 + number, np.int32), np.arange(size))]
-        for number, size in enumerate(SIZES)
+        Encoding("x" * size, np.full(size, 10 + number, np.int32), np.arange(size)) for number, size in enumerate(SIZES)
     ]
     labels = np.arange(len(SIZES), dtype=np.int32) % 3
-    return ExampleStore(VOCABULARY, Template((4,), (5,), 0), texts, labels, lambda outputs: {}, "corpus", "train")
+    rows = [template.row([text], 24) for text in texts]
+    return ExampleStore(VOCABULARY, template, rows, labels, lambda outputs: {})
 
 
 def read(reader: Examples, store: ExampleStore, n: int, seed: int | None, rows: Any = range(4)) -> Any:
@@ -77,3 +78,25 @@ def test_too_few_examples(store):
         Examples(24).batch(store, 0, [0], batch_size=12, seed=0)
     with pytest.raises(ValueError, match="pool 0: choose 1 or more"):
         Examples(24, pool=0)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 5, 8, 100])
+@pytest.mark.parametrize("room", [1, 2, 5, 8])
+def test_windows_leave_nothing_out_and_end(stride, room):
+    reader = Windows(stride=stride)
+    for count in range(40):
+        starts = reader.starts(count, room)
+        assert starts[0] == 0 and len(starts) >= 1
+        read = [place for start in starts for place in range(start, min(start + room, count))]
+        assert set(read) == set(range(count))
+        assert all(start < count for start in starts[1:])  # none is empty, and the one before did not reach the end
+        assert all(start + room < count for start in starts[:-1])
+        best = reader.best(count, room)
+        assert all(starts[window] <= place < starts[window] + room for place, window in enumerate(best.tolist()))
+
+
+def test_a_token_is_read_where_it_has_the_most_context():
+    # windows 0-3, 2-5, 4-6: of token 3 the poorer sides are 0, 1; of 4 they are 1, 0; of 5 they are 0, 1
+    assert Windows(stride=2).best(7, 4).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    with pytest.raises(ValueError, match="stride 0: choose 1 or more"):
+        Windows(stride=0)

@@ -1,0 +1,115 @@
+"""Tables of examples in files, declared by their columns.
+
+.tsv, .txt    a line an example, tabs between columns, no quotation marks    .csv    RFC 4180
+.jsonl        an object an example; each of them also .gz or .zst
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctx_jax.data.files import Errors, is_jsonl, read
+from ctx_jax.data.jsonl import json_object, unified
+from ctx_jax.data.passages import LINE_END, between
+from ctx_jax.serialization import nearest
+from ctx_jax.transfer.texts import checked, joined
+
+if TYPE_CHECKING:
+    from ctx_jax.data.files import File
+
+
+def rows(
+    file: File, columns: tuple[str, ...], wanted: tuple[str, ...], errors: Errors, fields_of: str = ".texts or .label"
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """(line, {column: field}) of a file of examples; blank lines are left out. `fields_of`: the task's own that name
+    them.
+
+    Raises ValueError, naming file and line, for a column of `wanted` that is missing or empty.
+    """
+    read = (line for _, line in lines(file, errors))
+    for place, fields in objects(file, read) if is_jsonl(file) else tables(file, read, columns):
+        where = f"{file} line {place}"
+        for name in wanted:
+            if name not in fields:
+                raise ValueError(
+                    f"{where} has no column {name!r}{nearest(name, list(fields))} (there are: {', '.join(fields)}): "
+                    f"name another with --data.corpus{fields_of}, or the columns with --data.corpus.columns"
+                )
+            if not fields[name].strip():
+                raise ValueError(f"{where}: the field {name!r} is empty: fill it, or leave the line out")
+        yield place, fields
+
+
+def check_columns(columns: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    """Raises ValueError if columns are named, and not all that are wanted."""
+    for name in wanted if columns else ():
+        if name not in columns:
+            raise ValueError(f"columns {columns} have no {name!r}{nearest(name, list(columns))}")
+
+
+def lines(file: File, errors: Errors) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers. Raises ValueError, naming the line, for what is not UTF-8."""
+    yield from enumerate(map(joined, checked(file, between(LINE_END, reader(file, errors)))), 1)
+
+
+def reader(file: File, errors: Errors) -> Iterator[str]:
+    """The text of a file; with "strict", bytes that are not UTF-8 are escaped, for `checked` to find in their line."""
+    return read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
+
+
+def is_table(file: File) -> bool:
+    return suffix(file) in (".csv", ".tsv")
+
+
+def suffix(file: File) -> str:
+    return Path(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def objects(file: File, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Number and fields of each line of JSON; numbers as they are written."""
+    for place, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        entry = json_object(line, f"{file} line {place}", '{"text": "...", "label": "..."}')
+        yield place, {name: written(value) for name, value in entry.items() if isinstance(value, str | int | float)}
+
+
+def written(value: str | int | float) -> str:
+    return unified(value) if isinstance(value, str) else json.dumps(value)
+
+
+def tables(file: File, lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Number and fields of each line of a table."""
+    numbered = table(file, lines)
+    names = list(columns)
+    for place, fields in numbered:
+        if not any(fields):
+            continue
+        if not names:
+            names = [name.strip() for name in fields]
+            continue
+        if len(fields) < len(names):
+            raise ValueError(
+                f"{file} line {place} has {len(fields)} columns, not {len(names)} ({', '.join(names)}): mend it, or "
+                "name the columns with --data.corpus.columns"
+            )
+        yield place, dict(zip(names, fields, strict=False))
+
+
+def table(file: File, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
+    """Number and columns of each line; of several that quotation marks join, the first."""
+    if suffix(file) != ".csv":
+        yield from ((place, line.split("\t")) for place, line in enumerate(lines, 1))
+        return
+    records = csv.reader((line + "\n" for line in lines), strict=True)
+    place = 1
+    try:
+        for fields in records:
+            yield place, fields
+            place = records.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"{file} line {place} is not CSV: {error}") from None
