@@ -1,5 +1,5 @@
-"""The grid over which BERT was fine-tuned (Devlin et al. 2018, appendix A.3): batches of 16 and 32, rates 5e-5, 3e-5 and
-2e-5, 2, 3 and 4 epochs: 18 runs. The best is chosen by the task's metric on the development set.
+"""The grid over which BERT was fine-tuned (Devlin et al. 2018, appendix A.3): batches of 16 and 32, rates 5e-5, 3e-5
+and 2e-5, 2, 3 and 4 epochs: 18 runs. The best is chosen by the task's metric on the development set.
 
     python -m ctx_jax sweep experiments/sweeps/finetuning.py:bert -- --from RUN --text examples.tsv
 
