@@ -34,6 +34,7 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
   predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes or numbers of texts
+  submit RUN --output FOLDER [--source FOLDER] [--diagnostic FILE]                      tables for GLUE's leaderboard
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
   harness RUN --tasks NAME... [--include-path FOLDER] [--shots K] ...                   tasks of lm-evaluation-harness
   convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers

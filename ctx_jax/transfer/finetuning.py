@@ -16,6 +16,7 @@ from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.tasks import Task, measure
 from ctx_jax.experiment import TOKENIZER, Experiment, load
+from ctx_jax.models.gpt import TASK_TOKENS, GptConfig
 from ctx_jax.progress import tell
 from ctx_jax.training.checkpoints import named
 from ctx_jax.transfer.inputs import template
@@ -39,7 +40,11 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
-    data = replace(experiment.data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
+    tokenizer = Pretrained(folder / TOKENIZER)
+    if isinstance(model, GptConfig):
+        v = tokenizer.load(Path(tokenizer.path)).vocabulary
+        model = replace(model, task_tokens=len({v.begin, v.separator, v.classification}) < TASK_TOKENS)
+    data = replace(experiment.data, tokenizer=tokenizer, reader=reader)
     return replace(experiment, model=model, data=data)
 
 
@@ -81,7 +86,7 @@ def completed(experiment: Experiment) -> Experiment:
 def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: Tokenizer) -> dict[Split, ExampleStore]:
     """The examples of these splits in tokens. Tells how many are cut."""
     task, length = experiment.data.corpus, experiment.data.reader.length
-    form = template(experiment.model, tokenizer.vocabulary, head=True)
+    form = template(experiment.model, tokenizer.vocabulary, head=True, both_orders=experiment.objective.both_orders)
     if length < (least := form.special(len(task.texts)) + len(task.texts)):
         raise ValueError(f"data.reader.length {length} has no room for text: choose {least} or more")
     stores: dict[Split, ExampleStore] = {}

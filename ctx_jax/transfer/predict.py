@@ -48,7 +48,7 @@ def predict(
     if not isinstance(task, Task):
         raise ValueError(f"{path} has no task: fine-tune it first (train finetune:classification --from {path} ...)")
     form, length = (
-        template(run.experiment.model, run.tokenizer.vocabulary, head=True),
+        template(run.experiment.model, run.tokenizer.vocabulary, head=True, both_orders=objective.both_orders),
         run.experiment.data.reader.length,
     )
     size, sharding = divisible_rows(run.mesh, batch_size), batch_sharding(run.mesh)

@@ -32,3 +32,8 @@ def bert_regression() -> list[sweep.Variant]:
 def tiny() -> list[sweep.Variant]:
     """The same for the tiny models of these experiments, which want larger rates."""
     return _grid(find("finetune:classification"), (3e-3, 1e-3, 3e-4))
+
+
+def rte() -> list[sweep.Variant]:
+    """A task of GLUE; those that its paper calls small want several seeds."""
+    return _grid(find("glue:rte"), RATES)
