@@ -124,7 +124,7 @@ TASKS = {
 class Unlabelled(NamedTuple):
     """A text of a test, or two, and its number there."""
 
-    index: int
+    number: int
     texts: tuple[str, ...]
 
 

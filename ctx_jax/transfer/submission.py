@@ -57,7 +57,7 @@ def submit(
             texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
             said = predict(path, str(texts), checkpoint=checkpoint, batch_size=batch_size)["predictions"]
         values = (one["label"] if "label" in one else f"{one['value']:.6f}" for one in said)
-        lines = (f"{item.index}\t{value}\n" for item, value in zip(items, values, strict=True))
+        lines = (f"{item.number}\t{value}\n" for item, value in zip(items, values, strict=True))
         output.mkdir(parents=True, exist_ok=True)
         write_durably(output / f"{name}.tsv", "index\tprediction\n" + "".join(lines))
         files[str(output / f"{name}.tsv")] = len(items)

@@ -160,7 +160,7 @@ def test_tfds_says_what_the_tables_say(name, labels, tmp_path):
         written = [TASKS[name].labels[int(label)] for label in labels] if TASKS[name].labels else ["2.5", "5.0"]
         assert [example.label for example in found] == written
     assert found[1].where == f"tfds:glue/{name} validation record 1"
-    assert [one.index for one in task.unlabelled()] == [0, 1]  # in the leaderboard's order
+    assert [one.number for one in task.unlabelled()] == [0, 1]  # in the leaderboard's order
     assert task.unlabelled()[1].texts == tuple(text + "!" for text in TEXTS[: len(texts)])
     assert task.fingerprint("validation") != task.fingerprint("test")
     with pytest.raises(ValueError, match=f"no feature 'premise'.*there are: .*{texts[0]}"):
