@@ -6,8 +6,7 @@ fine-tuned on the questions of TREC-6 (Li & Roth 2002), beside the same networks
 DATA is a folder with trec.train.txt and trec.test.txt, each also .gz: 5,452 and 500 lines, the number or name of the
 class, then the question. Each network is pretrained once and fine-tuned with five seeds; the tokenizer, the recipe and
 the examples are the same from scratch. Prints a table of the test accuracy after the last epoch, writes
-runs/trec/results.json, and ends in one JSON line on stdout. Runs that are there already are not trained again. Seen:
-trec.txt, beside this file.
+runs/trec/results.json, and ends in one JSON line on stdout. Runs that are there already are not trained again.
 """
 
 from __future__ import annotations
