@@ -8,6 +8,7 @@ A command prints for people on stderr and, last, one JSON object on stdout. Exit
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ from ctx_jax.options import (
     UsageError,
     is_help,
     of_run,
+    on_text,
     parse,
     positional,
     take,
@@ -266,11 +268,18 @@ def train(arguments: list[str]) -> Any:
     from ctx_jax import runs
 
     experiment, rest = with_experiment("train", arguments)
-    if (source := take("--from", rest)[0]) is not None:
-        experiment = adapted(experiment, Path(source))
-    chosen = parse(Train(experiment), rest, f"ctx_jax train {arguments[0]}", TEXT)
+    # A file holds what was resolved: a sweep has changed it since.
+    adapt = not arguments[0].endswith(".json")
+    chosen = configured(experiment, rest, f"ctx_jax train {arguments[0]}", adapt)
     start_hosts(chosen.coordinator, chosen.processes, chosen.process)
     return runs.train(chosen.experiment, chosen.run, chosen.continue_from, chosen.start_from)
+
+
+def configured(experiment: Experiment, rest: list[str], program: str, adapt: bool = True) -> Train:
+    """What the options of `train` make of the experiment, with the network of --from where it is a task."""
+    if adapt and (source := take("--from", rest)[0]) is not None:
+        experiment = adapted(experiment, Path(source))
+    return parse(Train(experiment), rest, program, TEXT)
 
 
 def evaluate(arguments: list[str]) -> Any:
@@ -339,8 +348,20 @@ def doctor(arguments: list[str]) -> Any:
 def sweep(arguments: list[str]) -> Any:
     from launch import sweep_command as sweeps
 
-    (name,), rest = positional("sweep", arguments, "FILE.py[:function]", most=1)
-    return sweeps.run(name, parse(sweeps.Sweep(), rest, "ctx_jax sweep FILE.py[:function]"))
+    words = list(itertools.takewhile(lambda word: word != "--", arguments))
+    (name,), rest = positional("sweep", words, "FILE.py[:function]", most=1)
+    given = arguments[len(words) + 1 :]
+
+    def chosen(experiment: Experiment) -> tuple[Experiment, list[str]]:
+        train = configured(*on_text(experiment, given), f"ctx_jax sweep {name} --")
+        for option in ("run", "coordinator", "processes", "process"):
+            if getattr(train, option) is not None:
+                raise UsageError(f"--{option} behind --: a sweep starts its runs itself, leave it out")
+        origins = {"--from": train.start_from, "--continue": train.continue_from}
+        return train.experiment, [word for pair in origins.items() if pair[1] for word in map(str, pair)]
+
+    options = parse(sweeps.Sweep(), rest, "ctx_jax sweep FILE.py[:function]")
+    return sweeps.run(name, options, chosen if given else None)
 
 
 COMMANDS: dict[str, Callable[[list[str]], Any]] = {

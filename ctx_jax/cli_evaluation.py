@@ -1,4 +1,4 @@
-"""The commands that put tasks to a language model. Parsing and printing only."""
+"""The commands that put tasks to a run: as text, or as a leaderboard wants them. Parsing and printing only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tyro
 
 from ctx_jax.evaluation import few_shot
 from ctx_jax.options import of_run
+from ctx_jax.text import local
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,27 @@ def harness(arguments: list[str]) -> Any:
     return harness.evaluate(run, **vars(chosen))
 
 
-COMMANDS: dict[str, Callable[[list[str]], Any]] = {"few-shot": put, "harness": harness}
+@dataclass(frozen=True)
+class Submit:
+    """Write the predictions of a run on a task of GLUE as its leaderboard wants them: CoLA.tsv and the like."""
+
+    output: str
+    """the folder to write into"""
+    source: str | None = None
+    """where the task is, a folder or tfds:NAME; default: where the run was trained"""
+    diagnostic: Path | None = None
+    """the table of GLUE's diagnostic set (diagnostic.tsv), for AX.tsv; of a run of mnli"""
+    checkpoint: str = "best"
+    """last, best (by the task's metric on the development set), or a step"""
+    batch_size: int = 32
+    """texts that are read at once"""
+
+
+def submit(arguments: list[str]) -> Any:
+    from ctx_jax.transfer import submission
+
+    run, chosen = of_run("submit", arguments, Submit)
+    return submission.submit(run, **{**vars(chosen), "output": local("--output", chosen.output)})
+
+
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {"few-shot": put, "harness": harness, "submit": submit}

@@ -15,7 +15,7 @@ from ctx_jax.serialization import from_json, leaves, to_json
 
 NOT_IDENTITY = re.compile(
     r"name|mesh(\..*)?|data\.(folder|local_folder|workers)"
-    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|timeout)"
+    r"|training\.(evaluate_every|evaluate_batches|checkpoint_every|log_every|keep|keep_every|best|patience|timeout)"
 )
 """Fields that do not change what a run computes: left out of the fingerprint."""
 

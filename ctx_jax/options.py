@@ -34,12 +34,13 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
   generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
   predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes, tags, answers of texts
+  submit RUN --output FOLDER [--source FOLDER] [--diagnostic FILE]                      tables for GLUE's leaderboard
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
   harness RUN --tasks NAME... [--include-path FOLDER] [--shots K] ...                   tasks of lm-evaluation-harness
   convert FOLDER RUN [--leave-out NAME...] | RUN FOLDER [--kind CLASS]                  from and to transformers
   report RUN... [--output report.html]                                                  learning curves as a page
   doctor [EXPERIMENT] [--training.accumulation A] ...                                   what will run, what it needs
-  sweep FILE.py[:function] [--launcher local|slurm|print] [--jobs N] [--retry-failed]   run many experiments
+  sweep FILE.py[:function] [--seeds N] [--jobs N] ... [-- OPTIONS OF TRAIN]             run many experiments
   tokenizer train KIND [--text PATH] [--vocabulary-size N] [--output DIR] ...           learn a tokenizer from text
   data prepare [EXPERIMENT] [--text PATH] [--tokenizer KIND] ...                        tokenize all of a corpus
   data inspect [STORE|EXPERIMENT] [--text PATH] [--tokenizer KIND] [--split train] ...  what is in a token store
@@ -158,15 +159,18 @@ def is_rule(line: str) -> bool:
 
 
 def with_experiment(command: str, arguments: list[str]) -> tuple[Experiment, list[str]]:
-    """The experiment named by the first argument, on the text and with the tokenizer that the options name, and the
-    other arguments. A tokenizer that is still to be trained keeps the size of the one in its place; the model's
-    vocabulary follows."""
+    """`on_text` of the experiment that the first argument names."""
     (name,), rest = positional(command, arguments, "EXPERIMENT", most=1)
     if name == "EXPERIMENT":
         print(USAGE, file=sys.stderr)
         sys.exit(0)
-    experiment = find(name)
-    data, rest = with_text(experiment.data, rest)
+    return on_text(find(name), rest)
+
+
+def on_text(experiment: Experiment, arguments: list[str]) -> tuple[Experiment, list[str]]:
+    """The experiment on the text and with the tokenizer that the options name, and the other arguments. A tokenizer
+    that is still to be trained keeps the size of the one in its place; the model's vocabulary follows."""
+    data, rest = with_text(experiment.data, arguments)
     tokenizer, model = data.tokenizer, experiment.model
     if tokenizer is not experiment.data.tokenizer:
         if not isinstance(tokenizer, Pretrained) and "vocabulary_size" in (field.name for field in fields(tokenizer)):

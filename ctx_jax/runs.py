@@ -30,7 +30,7 @@ from ctx_jax.generation.sampling import Sampling
 from ctx_jax.generation.text import Show, Texts
 from ctx_jax.identity import differences, fingerprint
 from ctx_jax.parallel.hosts import gather
-from ctx_jax.parallel.mesh import check_batch
+from ctx_jax.parallel.mesh import Mesh, check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import counted, tell
 from ctx_jax.serialization import to_json
@@ -202,7 +202,7 @@ def open_run(path: Path, checkpoint: str = "last", **settings: Any) -> Trained:
     experiment = load(folder / "experiment.json")
     _, step = find_checkpoint(path, checkpoint, experiment.training.best or "loss")
     experiment = replace(experiment, model=with_settings(experiment.model, settings))
-    mesh = experiment.mesh.build()
+    mesh = built(experiment.mesh)
     model, optimizer = experiment.model.build(), experiment.optimizer.build(experiment.training.steps)
     size = divisible_rows(mesh, experiment.evaluation_batch_size), experiment.evaluation_reader.length
     rows = dict.fromkeys(("tokens", "documents", "positions"), jax.ShapeDtypeStruct(size, jnp.int32))
@@ -211,6 +211,18 @@ def open_run(path: Path, checkpoint: str = "last", **settings: Any) -> Trained:
         params = checkpoints.restore_params(step, abstract.params)
     tokenizer = kept(folder)
     return Trained(experiment, tokenizer, mesh, model, variables(params, {}), step)
+
+
+def built(mesh: Mesh) -> jax.sharding.Mesh:
+    """The mesh or, where a run is used on other devices than it was trained on, one that fits them: what is computed
+    does not depend on it."""
+    try:
+        return mesh.build()
+    except ValueError:
+        found = mesh.fitted(len(jax.devices())).build()
+        sizes = " ".join(f"{name}={size}" for name, size in found.shape.items())
+        tell(f"note: the run's mesh ({mesh.describe()}) does not fit {len(jax.devices())} devices: {sizes} is used")
+        return found
 
 
 def with_settings(config: Any, settings: dict[str, Any]) -> Any:

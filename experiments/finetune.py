@@ -59,6 +59,24 @@ def classification() -> Experiment:
     )
 
 
+def gpt() -> Experiment:
+    """GPT's recipe (Radford et al. 2018, section 4.1): rate 6.25e-5, batches of 32, three epochs, warm-up over 0.2 % of
+    the steps, and language modelling of the texts as an auxiliary loss, half as heavy.
+
+    Pairs without an order (MRPC, STS-B, QQP) want --objective.both-orders.
+
+    python -m ctx_jax train finetune:gpt --from RUN --text examples.tsv
+    """
+    default = classification()
+    return replace(
+        default,
+        name="gpt-classification",
+        model=replace(find("gpt:tiny").model, dropout=0.1, attention_dropout=0.1),
+        objective=Supervised(language_model=0.5),
+        optimizer=AdamW(schedule=WarmUp(rate=6.25e-5, share=0.002)),
+    )
+
+
 def regression() -> Experiment:
     """Two texts and a number (columns first, second and label), as in STS-B: the mean of squared errors.
 

@@ -17,11 +17,13 @@ import builtins
 import fcntl
 import itertools
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from ctx_jax.data import UNSUPPORTED
@@ -30,7 +32,10 @@ from ctx_jax.identity import fingerprint
 from ctx_jax.serialization import from_json, nearest, to_json
 from ctx_jax.signals import INTERRUPTED, REQUEUE
 from ctx_jax.training.checkpoints import METRICS, begun, read_record, saved
+from ctx_jax.training.loop import ended
 from ctx_jax.training.metrics import summary
+from ctx_jax.training.retention import score
+from ctx_jax.transfer.finetuning import completed
 
 LONGEST = 150
 """Bytes of a name (a folder's has 255); the fingerprint behind it tells longer ones apart."""
@@ -42,6 +47,8 @@ class Variant(NamedTuple):
     experiment: Experiment
     changes: tuple[tuple[str, Any], ...] = ()
 
+
+SEED = "training.seed"
 
 Base = Experiment | Variant | Iterable[Experiment | Variant]
 Values = Mapping[str, Iterable[Any]]
@@ -140,6 +147,9 @@ class Planned(NamedTuple):
     fingerprint: str
     experiment: Experiment
     folder: Path
+    changes: tuple[tuple[str, Any], ...] = ()
+    options: tuple[str, ...] = ()
+    """of `train`, that are not the experiment's"""
 
     @property
     def state(self) -> str:
@@ -167,10 +177,10 @@ class Planned(NamedTuple):
     @property
     def ended(self) -> dict[str, Any]:
         """What the run itself says in its folder, whoever started it; nothing before its end."""
-        steps = self.experiment.training.steps
+        training = self.experiment.training
         with suppress(OSError, ValueError, TypeError):  # its checkpoint is damaged, or its metrics
-            if max(saved(self.folder), default=0) >= steps:
-                return summary(self.folder, steps, read_record(self.folder, steps).get(METRICS))
+            if (step := max(saved(self.folder), default=0)) and ended(self.folder, step, training):
+                return summary(self.folder, step, read_record(self.folder, step).get(METRICS), training.best)
         return {}
 
     @property
@@ -202,24 +212,45 @@ GOES_ON = (REQUEUE, INTERRUPTED)
 """Exit codes of a run that was stopped in order."""
 
 
-def planned(name: str, folder: Path | None = None) -> tuple[Path, list[Planned]]:
-    """The sweep's folder and the runs of the sweep called `name`, FILE.py:function or as `experiment.find` names them.
+Configure = Callable[[Experiment], tuple[Experiment, list[str]]]
+"""An experiment as the options of `train` change it, and the options that are not its own."""
+
+
+def planned(
+    name: str, folder: Path | None = None, configure: Configure | None = None, seeds: int | None = None
+) -> tuple[Path, list[Planned]]:
+    """The sweep's folder and the runs of the sweep called `name`, FILE.py:function or as `experiment.find` names them;
+    one experiment is a sweep, too.
+
+    Args:
+        configure: applied to each experiment, before what the sweep changes in it.
+        seeds: so many runs of each, `training.seed` 0, 1, ...
 
     Raises ValueError if it cannot be found, or two of its experiments are the same.
     """
     items = variants(called(name))
     if not items:
         raise ValueError(f"{name} returned no experiments")
-    file, _, function = name.partition(":")
-    folder = folder or Path("runs/sweeps") / "-".join(filter(None, (Path(file).stem, function)))
-    plans: dict[Path, Planned] = {}
+    if seeds is not None:
+        items = grid(items, {SEED: range(seeds)})
+    configured: list[Planned] = []
     for variant in items:
-        known = called_by(variant)
-        digits = fingerprint(variant.experiment)
-        run = folder / f"{known}-{digits}"
+        options: list[str] = []
+        if configure is not None:
+            experiment, options = configure(variant.experiment)
+            variant = changed(Variant(experiment), dict(variant.changes))
+        experiment = completed(variant.experiment)
+        known = called_by(Variant(experiment, variant.changes))
+        configured.append(Planned(known, fingerprint(experiment), experiment, Path(), variant.changes, tuple(options)))
+    file, _, function = name.partition(":")
+    origins = [Path(word).name for word in configured[0].options if not word.startswith("--")]
+    folder = folder or Path("runs/sweeps") / "-".join(filter(None, (Path(file).stem, function, *origins)))
+    plans: dict[Path, Planned] = {}
+    for plan in configured:
+        run = folder / f"{plan.name}-{plan.fingerprint}"
         if run in plans:
-            raise ValueError(f"{name} returned {known} ({digits}) twice: leave one out")
-        plans[run] = Planned(known, digits, variant.experiment, run)
+            raise ValueError(f"{name} returned {plan.name} ({plan.fingerprint}) twice: leave one out")
+        plans[run] = plan._replace(folder=run)
     return folder, list(plans.values())
 
 
@@ -248,6 +279,36 @@ def described(value: Any) -> str:
         return "+".join(map(described, value))
     text = type(value).__name__ if is_dataclass(value) else str(value).rstrip("/").rpartition("/")[2]
     return re.sub(r"[^\w.+-]+", "_", text) or "_"
+
+
+def groups(plans: Sequence[Planned], found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the finished runs reached that differ in their seed alone, the best by its mean first: {"name", "runs",
+    "metric", "values": {name: {"mean", "deviation" (of the sample; 0 of one run), "min", "max"}}}, of each run's best
+    evaluation by its `metric`."""
+    together: dict[str, list[tuple[str, dict[str, float]]]] = {}
+    for plan, record in builtins.zip(plans, found, strict=True):
+        if record["state"] == "finished" and (values := record.get("best") or record.get("evaluation")):
+            rest = tuple(change for change in plan.changes if change[0] != SEED)
+            numbers = {name: value for name, value in values.items() if name != "step"}
+            name = called_by(Variant(plan.experiment, rest))
+            together.setdefault(name, []).append((plan.experiment.training.chooses, numbers))
+    made = []
+    for name, runs in together.items():
+        metric = runs[0][0]
+        columns = {field: [numbers[field] for _, numbers in runs if field in numbers] for field in runs[0][1]}
+        values = {field: spread(column) for field, column in columns.items()}
+        made.append({"name": name, "runs": len(runs), "metric": metric, "values": values})
+
+    def rank(group: dict[str, Any]) -> float:
+        means = {field: value["mean"] for field, value in group["values"].items()}
+        return score(means, group["metric"]) if group["metric"] in means else math.inf
+
+    return sorted(made, key=rank)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    deviation = stdev(values) if len(values) > 1 else 0.0
+    return {"mean": fmean(values), "deviation": deviation, "min": min(values), "max": max(values)}
 
 
 def records(plans: Sequence[Planned]) -> list[dict[str, Any]]:

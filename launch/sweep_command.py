@@ -24,9 +24,9 @@ from ctx_jax.signals import Interrupted, Preempted
 from launch import local, slurm
 from launch.command import output_of, program, tell, with_input
 from launch.slurm import Slurm
-from launch.sweep import Planned, planned, records
+from launch.sweep import Configure, Planned, groups, planned, records
 
-LOG, RESULTS = "log.txt", "results.jsonl"
+LOG, RESULTS, GROUPS = "log.txt", "results.jsonl", "groups.json"
 
 COLUMNS = {
     "step": ",d",
@@ -48,6 +48,8 @@ class Sweep:
     """how many run at a time; default: one on this host, all that fit on Slurm"""
     gpus: int | None = None
     """GPUs of each run on this host; default: it sees all of them"""
+    seeds: int | None = None
+    """run each experiment with so many seeds, 0, 1, ..., and show the mean and the spread of what they reach"""
     retry_failed: bool = False
     """also run again what failed"""
     folder: Path | None = None
@@ -57,15 +59,20 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.jobs is not None and self.jobs < 1:
             raise ValueError(f"--jobs {self.jobs}: choose 1 or more")
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"--seeds {self.seeds}: choose 1 or more")
 
 
-def run(name: str, options: Sweep) -> dict[str, Any]:
-    """Returns {"sweep": folder, "finished", "failed", "left": counts, "results": `sweep.records`}, with "job",
-    "script" or "commands" of what another program is to run.
+def run(name: str, options: Sweep, configure: Configure | None = None) -> dict[str, Any]:
+    """Returns {"sweep": folder, "finished", "failed", "left": counts, "results": `sweep.records`, "groups":
+    `sweep.groups`}, with "job", "script" or "commands" of what another program is to run.
+
+    Args:
+        configure: as `sweep.planned`.
 
     Raises ChildProcessError if a run has failed, Interrupted or Preempted if runs were stopped.
     """
-    folder, plans = planned(name, options.folder)
+    folder, plans = planned(name, options.folder, configure, options.seeds)
     wanted = ("waiting", "unfinished", *(["failed"] if options.retry_failed else []))
     due = [plan for plan in plans if plan.state in wanted]
     for plan in due:
@@ -84,7 +91,10 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
     found = records(plans)
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / RESULTS, "".join(json.dumps(record) + "\n" for record in found))
+    grouped = groups(plans, found)
+    write_durably(folder / GROUPS, json.dumps(grouped, indent=2) + "\n")
     show(found, Console(stderr=True))
+    show_groups(grouped, Console(stderr=True))
     for record in found:
         if "error" in record:
             tell(f"{record['name']}: {record['error']}")
@@ -100,11 +110,12 @@ def run(name: str, options: Sweep) -> dict[str, Any]:
             f"{bad.get('error') or last_line(Path(bad['run']) / LOG) or bad['state']}; {remedy}"
         )
     counts = {"finished": states.count("finished"), "failed": states.count("failed")}
-    return {"sweep": str(folder), **counts, "left": len(states) - sum(counts.values()), **launched, "results": found}
+    left = len(states) - sum(counts.values())
+    return {"sweep": str(folder), **counts, "left": left, **launched, "results": found, "groups": grouped}
 
 
 def train(plan: Planned) -> list[str]:
-    return program(["train", str(plan.folder / "experiment.json"), "--run", str(plan.folder)])
+    return program(["train", str(plan.folder / "experiment.json"), "--run", str(plan.folder), *plan.options])
 
 
 def here(plans: Sequence[Planned], commands: Sequence[Sequence[str]], jobs: int, gpus: int | None) -> list[int]:
@@ -187,4 +198,21 @@ def show(found: Sequence[dict[str, Any]], console: Console) -> None:
     for record in values:
         cells = (format(record[name], form) if name in record else "" for name, form in shown.items())
         table.add_row(record["name"], record["state"], *cells)
+    console.print(table)
+
+
+def show_groups(grouped: Sequence[dict[str, Any]], console: Console) -> None:
+    """One table of what was tried, the best by the mean of its metric first, where several seeds or the metric of a
+    task make it worth it."""
+    if all(group["runs"] == 1 and group["metric"] == "loss" for group in grouped):
+        return
+    table = Table(title="Best evaluations, by seeds", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column("experiment", overflow="fold")
+    for name in ("runs", "metric", "mean", "deviation", "min", "max"):
+        table.add_column(name, justify="right")
+    for group in grouped:
+        values = group["values"].get(group["metric"], {})
+        table.add_row(
+            group["name"], str(group["runs"]), group["metric"], *(f"{value:.4f}" for value in values.values())
+        )
     console.print(table)

@@ -19,8 +19,9 @@ import pytest
 
 from ctx_jax import runs
 from ctx_jax.data import locked
-from ctx_jax.experiment import Experiment
+from ctx_jax.experiment import Experiment, load, save
 from ctx_jax.generation.sampling import Sampling
+from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.signals import Interrupted
 from ctx_jax.text import open_text
 from ctx_jax.training.checkpoints import PARTS, saved
@@ -219,6 +220,18 @@ def test_generation_goes_on_from_the_prompt(straight):
     result = runs.generate(run, prompts, 8, Sampling(temperature=0), 0)
     assert [text.startswith(prompt) for text, prompt in zip(result["texts"], prompts, strict=True)] == [True, True]
     assert runs.generate(run, prompts, 8, Sampling(temperature=0), 0) == result
+
+
+def test_a_run_of_a_mesh_that_does_not_fit_is_used_on_what_is_there(straight, tmp_path, capsys):
+    _, run, _ = straight("gpt")
+    other = shutil.copytree(run, tmp_path / "other")
+    save(replace(load(run / "experiment.json"), mesh=Mesh(data=2, fsdp=2)), other / "experiment.json")
+    prompts = ("The people of",)
+    found = runs.generate(other, prompts, 8, Sampling(temperature=0), 0)
+    assert found["texts"] == runs.generate(run, prompts, 8, Sampling(temperature=0), 0)["texts"]
+    said = "note: the run's mesh (data=2 fsdp=2 tensor=1) does not fit 1 devices: data=1 fsdp=1 tensor=1 is used"
+    assert said in capsys.readouterr().err
+    assert runs.evaluate(other)["loss"] == runs.evaluate(run)["loss"]
 
 
 def test_hosts_with_different_experiments_do_not_train_together(

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,8 +34,8 @@ SHARD = 1 << 26
 """Characters after which a file of a data set ends; TFDS holds that much in memory."""
 
 
-TOGETHER = 1 << 22
-"""About how many bytes of records are read at once."""
+TOGETHER, TOGETHER_AT_MOST = 1 << 22, 256
+"""About how many bytes of records are read at once, and how many records."""
 
 
 def corpus_from(text: str) -> TextFiles | Tfds:
@@ -165,7 +165,28 @@ class Tfds:
                 records = [record[self.feature] for record in source.__getitems__(keys)]
             yield from records
             number += len(records)
-            count = min(2 * count, 256, max(1, TOGETHER * len(records) // (sum(map(len, records)) + 1)))
+            count = min(2 * count, TOGETHER_AT_MOST, max(1, TOGETHER * len(records) // (sum(map(len, records)) + 1)))
+
+    def fields(self, split: str, names: Sequence[str]) -> Iterator[dict[str, str]]:
+        """These features of each record of a split, in the data set's order, as text: a class by its name ("" for
+        none), a number as it is written. Raises ValueError, naming the remedy, for what is not there."""
+        builder = self._builder()
+        self._files(builder, split)
+        features = builder.info.features
+        for name in names:
+            if name not in features:
+                raise ValueError(
+                    f"TFDS data set {self.name} has no feature {name!r}{nearest(name, list(features))} (there are: "
+                    f"{', '.join(features)})"
+                )
+        with self._readable(split):
+            source = builder.as_data_source(split, file_format="array_record")
+        for first in range(0, len(source), TOGETHER_AT_MOST):
+            last = min(first + TOGETHER_AT_MOST, len(source))
+            with self._readable(f"one of the records {first} to {last - 1} of {split}"):
+                records = source.__getitems__(list(range(first, last)))
+            for record in records:
+                yield {name: _written(features[name], record[name]) for name in names}
 
     def _builder(self) -> Any:
         tfds = load_library()
@@ -329,6 +350,14 @@ def quiet() -> Iterator[None]:
     """Without what TFDS prints."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def _written(feature: Any, value: Any) -> str:
+    if isinstance(value, bytes):
+        return unified(value.decode())
+    if hasattr(feature, "int2str"):
+        return feature.int2str(int(value)) if value >= 0 else ""
+    return str(value)
 
 
 def _file(name: str) -> Any:

@@ -350,7 +350,8 @@ def question(entry: dict[str, Any], context: str, article: int, where: str, labe
             raise ValueError(f"{where}: its {what} is empty: fill it, or leave the question out")
     answers: list[Answer] = []
     for given in entry.get("answers", ()) if labelled and not entry.get("is_impossible") else ():
-        answer = Answer(*(given.get(name) if isinstance(given, dict) else None for name in ("text", "answer_start")))
+        found: Any = given if isinstance(given, dict) else {}
+        answer = Answer(found.get("text"), found.get("answer_start"))
         if not (isinstance(answer.text, str) and answer.text.strip() and isinstance(answer.start, int)):
             raise ValueError(f"{where}: an answer needs text and answer_start: mend it, or leave the question out")
         start, end = span(answer)

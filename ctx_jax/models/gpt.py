@@ -38,6 +38,8 @@ from ctx_jax.models import all_layers, check_length, validate
 from ctx_jax.parallel.sharding import constrain
 
 STD = 0.02
+TASK_TOKENS = 3
+"""Start, delimiter and extract: what fine-tuning puts around texts (GPT, section 3.3)."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,9 @@ class GptConfig:
     token_classes: int | None = None
     """Outputs of a head at every token: labels of tagging; 2 for the start and the end of an answer. None = no such
     head."""
+    task_tokens: bool = False
+    """Whether start, delimiter and extract have embeddings of their own, their ids behind the vocabulary's; they are
+    never predicted. For fine-tuning with a tokenizer that has one special token for all, as GPT's and GPT-2's."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; parameters are fp32 always."""
     scan: bool = True
@@ -222,6 +227,8 @@ class Gpt(nn.Module):
         self.positions = Embedding(
             c.max_length, c.width, nn.initializers.normal(c.position_std), ("positions", "table")
         )
+        if c.task_tokens:
+            self.task_tokens = Embedding(TASK_TOKENS, c.width, nn.initializers.normal(STD), ("positions", "table"))
         self.stack = Stack(partial(Period, c), c.layers // len(c.attention_pattern), c.scan, c.remat)
         if c.norm == "pre":
             self.final_norm = LayerNorm(c.width, c.epsilon)
@@ -263,7 +270,13 @@ class Gpt(nn.Module):
     def embed(self, tokens: jax.Array, positions: jax.Array, key: jax.Array | None) -> jax.Array:
         """[B, T] -> [B, T, D]."""
         c = self.config
-        return dropout(in_dtype(self.tokens(tokens) + self.positions(positions), c.dtype), c.dropout, key)
+        if c.task_tokens:
+            own = tokens - c.vocabulary_size
+            text = self.tokens(jnp.minimum(tokens, c.vocabulary_size - 1))
+            vectors = jnp.where((own >= 0)[..., None], self.task_tokens(jnp.clip(own, 0, TASK_TOKENS - 1)), text)
+        else:
+            vectors = self.tokens(tokens)
+        return dropout(in_dtype(vectors + self.positions(positions), c.dtype), c.dropout, key)
 
     def normalized(self, x: jax.Array) -> jax.Array:
         """The residual stream [B, T, D] -> `hidden`."""

@@ -1,5 +1,12 @@
 """Fine-tuning on labelled examples: one linear layer on a vector of each row (Devlin et al. 2018, section 4.1; Radford
-et al. 2018, section 3.2; mean pooling: Reimers & Gurevych 2019, arXiv 1908.10084)."""
+et al. 2018, section 3.2; mean pooling: Reimers & Gurevych 2019, arXiv 1908.10084).
+
+GPT's fine-tuning has two things more: language modelling of the text as an auxiliary loss (its equation 5, L = L_task +
+0.5 L_lm), and pairs without an order are read in both, the two vectors added before the head (section 3.3).
+
+Deviations: the language model's loss is a mean over the tokens of the batch, not of each row first; its targets are the
+tokens of text alone, where the published code predicts delimiter and extract token, too.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +17,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ctx_jax.contract import Batch, LossOutput, Reader, TokenCounts, Variables, Vocabulary
+from ctx_jax.contract import Batch, LossOutput, ModelOutput, Reader, TokenCounts, Variables, Vocabulary
 from ctx_jax.layers.dropout import dropout
+from ctx_jax.models.gpt import GptConfig
 from ctx_jax.objectives import Undrawn, require
 from ctx_jax.objectives.pooling import pooled
 
+SWAPPED = "swapped_"
+"""Before the names of what a batch holds of pairs in their other order."""
 HEAD = 0x68656164
 """Parts the key of the head's dropout from the model's."""
 
@@ -28,8 +38,14 @@ class Supervised(Undrawn):
     maximum, the first or the last of the last layer."""
     dropout: float = 0.1
     """Rate on that vector."""
+    language_model: float = 0.0
+    """Coefficient of the auxiliary loss, next tokens of the text (GPT: 0.5); causal models only."""
+    both_orders: bool = False
+    """Whether a pair is read in both orders, and the head reads the sum of the two vectors (GPT's similarity)."""
 
     def __post_init__(self) -> None:
+        if not self.language_model >= 0.0:
+            raise ValueError(f"language_model {self.language_model} rewards bad predictions: choose 0 or more")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout {self.dropout} is no share: choose one of 0 or more and below 1")
 
@@ -40,22 +56,35 @@ class Supervised(Undrawn):
             yield "objective Supervised needs labelled rows: choose the reader Examples"
         if not hasattr(model, "classes"):
             yield f"objective Supervised needs a head for classes, which {name} has not: choose another model"
-        if getattr(model, "memory_length", 0):
-            yield f"rows of examples do not go on from each other: set model.memory_length {model.memory_length} to 0"
+        if self.language_model and not isinstance(model, GptConfig):
+            yield (
+                f"objective.language_model {self.language_model} needs a causal model, and in {name} tokens see "
+                "those that they predict: set it to 0, or choose a GPT"
+            )
+        if memory := getattr(model, "memory_length", 0):
+            yield f"rows of examples do not go on from each other: set model.memory_length {memory} to 0"
 
     def prepare(self, batch: Batch, keys: jax.Array, vocabulary: Vocabulary) -> Batch:
         """Adds `targets` and `target_weights` [B], which are 0 for rows of padding."""
         targets = require(batch, "labels", self, "choose the reader Examples")
         real = jnp.any(jnp.asarray(batch["documents"]) > 0, axis=1)
-        return {**batch, "targets": targets, "target_weights": real.astype(jnp.float32)}
+        prepared = {**batch, "targets": targets, "target_weights": real.astype(jnp.float32)}
+        if self.language_model:
+            for prefix, order in self._orders(batch).items():
+                prepared |= {prefix + name: value for name, value in next_tokens(order, vocabulary).items()}
+        return prepared
 
     def weights(self, batch: Batch) -> TokenCounts:
-        """{"task": examples}."""
-        return {"task": batch["target_weights"].sum()}
+        """{"task": examples} and, with the auxiliary loss, {"lm": tokens that are predicted}."""
+        counts = {"task": batch["target_weights"].sum()}
+        if self.language_model:
+            counts["lm"] = jnp.stack([order["lm_weights"].sum() for order in self._orders(batch).values()]).sum()
+        return counts
 
     def loss(self, model: Any, variables: Variables, batch: Batch, memory: Any, key: jax.Array | None) -> LossOutput:
-        """Term "task": sum of the cross-entropy in nats, or of the squared error. `outputs` has the rows' `scores`."""
-        scores = self.scores(model, variables, batch, key)
+        """Term "task": sum of the cross-entropy in nats, or of the squared error; term "lm": the coefficient times the
+        sum of the next tokens' negative log-likelihood. `outputs` has the rows' `scores`."""
+        scores, read = self._read(model, variables, batch, key)
         targets, weights = batch["targets"], batch["target_weights"]
         metrics = {}
         if jnp.issubdtype(targets.dtype, jnp.integer):
@@ -64,17 +93,55 @@ class Supervised(Undrawn):
         else:
             losses = (scores[:, 0] - targets) ** 2
         outputs = {"example": batch["example"], "scores": scores}
-        return LossOutput({"task": (weights * losses).sum()}, metrics, memory, outputs=outputs)
+        totals = {"task": (weights * losses).sum()}
+        if self.language_model:
+            totals["lm"] = self.language_model * sum(
+                model.apply(variables, hidden, order["lm_targets"], order["lm_weights"], method="score").total
+                for order, hidden in zip(self._orders(batch).values(), read, strict=True)
+            )
+        return LossOutput(totals, metrics, memory, outputs=outputs)
 
     def scores(self, model: Any, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
         """[B, classes] fp32: logits, or the number that is predicted. Raises ValueError for a pooler that the model
         lacks."""
-        output = model.apply(variables, batch, None, key=key)
-        if self.pooling != "pooled":
-            vector = pooled(output.hidden, jnp.asarray(batch["documents"]) > 0, batch["words"], self.pooling)
-        elif output.pooled is None:
-            raise ValueError(f"objective.pooling pooled: this {type(model).__name__} has no pooler, choose mean")
-        else:
-            vector = output.pooled
+        return self._read(model, variables, batch, key)[0]
+
+    def _read(
+        self, model: Any, variables: Variables, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """The scores, and the hidden states of each order [B, T, D]."""
+        vectors, hidden = [], []
+        for number, order in enumerate(self._orders(batch).values()):
+            own = None if key is None else jax.random.fold_in(key, number) if number else key
+            output = model.apply(variables, order, None, key=own)
+            vectors.append(self._vector(model, output, order))
+            hidden.append(output.hidden)
+        vector = sum(vectors[1:], vectors[0])
         vector = dropout(vector, self.dropout, None if key is None else jax.random.fold_in(key, HEAD))
-        return model.apply(variables, vector, method="classify")
+        return model.apply(variables, vector, method="classify"), hidden
+
+    def _vector(self, model: Any, output: ModelOutput, batch: Batch) -> jax.Array:
+        """[B, D]."""
+        if self.pooling != "pooled":
+            return pooled(output.hidden, jnp.asarray(batch["documents"]) > 0, batch["words"], self.pooling)
+        if output.pooled is None:
+            raise ValueError(f"objective.pooling pooled: this {type(model).__name__} has no pooler, choose mean")
+        return output.pooled
+
+    def _orders(self, batch: Batch) -> dict[str, Batch]:
+        """The batch, by the prefix of its names: as it is and, if that is read, the pairs in the other order."""
+        if not self.both_orders:
+            return {"": batch}
+        require(batch, SWAPPED + "tokens", self, "choose a task of pairs")
+        names = [name for name in batch if name.startswith(SWAPPED)]
+        return {"": batch, SWAPPED: {name.removeprefix(SWAPPED): batch[name] for name in names}}
+
+
+def next_tokens(batch: Batch, vocabulary: Vocabulary) -> Batch:
+    """`lm_targets` [B, T], the token after each, and `lm_weights` [B, T], 1 where that is one of a text."""
+    following, documents = (
+        jnp.pad(jnp.asarray(batch[name])[:, 1:], ((0, 0), (0, 1))) for name in ("tokens", "documents")
+    )
+    special = jnp.isin(following, jnp.array(vocabulary.special)) | (following >= vocabulary.size)
+    weights = ((documents > 0) & ~special).astype(jnp.float32)
+    return {"lm_targets": jnp.where(special, 0, following), "lm_weights": weights}

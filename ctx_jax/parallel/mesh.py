@@ -70,6 +70,13 @@ class Mesh:
             return jax.make_mesh(sizes, names, axis_types=kinds, devices=devices)
         return jax.sharding.Mesh(self._over_slices(sizes, devices), names, axis_types=kinds)
 
+    def fitted(self, count: int) -> Mesh:
+        """The nearest mesh that fits so many devices: as much of tensor, then of fsdp, as divides what there is, and
+        data the rest."""
+        tensor = math.gcd(count if self.tensor == -1 else self.tensor, count)
+        fsdp = math.gcd(count if self.fsdp == -1 else self.fsdp, count // tensor)
+        return Mesh(-1, fsdp, tensor)
+
     def _over_slices(self, sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
         """The devices as a grid whose first axis goes from slice to slice. Without slices, hosts take their place."""
         numbers = {getattr(device, "slice_index", None) for device in devices}

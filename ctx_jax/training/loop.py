@@ -20,9 +20,9 @@ from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.signals import Interrupted, Preempted
 from ctx_jax.training.checkpoints import METRICS, Checkpoints, find_checkpoint
-from ctx_jax.training.metrics import Display, Meter, Metrics, due, summary
+from ctx_jax.training.metrics import Display, Meter, Metrics, due, read_metrics, summary
 from ctx_jax.training.optimizers import OptimizerConfig
-from ctx_jax.training.retention import score, scores
+from ctx_jax.training.retention import exhausted, score, scores
 from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
 from ctx_jax.training.stopping import Stop, Watch
@@ -59,6 +59,9 @@ class Training:
     """Steps whose multiples are saved and stay for good."""
     best: str | None = None
     """A number of the evaluation (loss, accuracy, ...): evaluated steps are saved, and the best one stays."""
+    patience: int | None = None
+    """Evaluations in a row that are no better than the best one by `best` (None: the loss) after which training ends,
+    however many steps are left; None = never."""
     epochs: float | None = None
     """Passes over labelled examples, from which the steps follow; evaluation and checkpoints then come after each, if
     they have no other cadence."""
@@ -76,8 +79,15 @@ class Training:
                 raise ValueError(f"training {name} {getattr(self, name)}: choose {most} or less")
         if self.epochs is not None and not self.epochs > 0:
             raise ValueError(f"training epochs {self.epochs}: choose more than 0")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"training patience {self.patience}: choose 1 or more, or None to train to the end")
         if self.evaluate_batches is not None and self.evaluate_batches < 1:
             raise ValueError(f"training evaluate_batches {self.evaluate_batches}: choose 1 or more, or None for all")
+
+    @property
+    def chooses(self) -> str:
+        """The number of the evaluation that says which of a run's steps is the best."""
+        return self.best or "loss"
 
 
 class Text(NamedTuple):
@@ -105,7 +115,8 @@ def train(
     start_from: Path | None = None,
     anew: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Trains until step `training.steps`, going on where an earlier call with the same `run` stopped.
+    """Trains until step `training.steps`, or until `training.patience` is at its end, going on where an earlier call
+    with the same `run` stopped.
 
     Args:
         model: an unbound module.
@@ -118,7 +129,7 @@ def train(
         start_from: a run or checkpoint of which a new run takes the parameters that match in name and shape.
         anew: modules whose parameters it does not take from there.
 
-    Returns {"run", "step", "loss", "evaluation": {name: value}, "tokens_per_second"}.
+    Returns `metrics.summary`.
 
     Raises ValueError for what does not fit together, FileNotFoundError, Diverged, Interrupted after Ctrl-C, and
     Preempted after SIGTERM or SIGUSR1.
@@ -137,8 +148,8 @@ def train(
         watch.at(0, "the checksums of the newest checkpoint")
         latest = checkpoints.newest_whole()
         record = {} if latest is None else checkpoints.record(latest)
-        if latest is not None and latest >= steps and record[EVALUATED]:
-            return summary(run, steps, record.get(METRICS))
+        if latest is not None and record[EVALUATED] and ended(run, latest, training):
+            return summary(run, latest, record.get(METRICS), training.best)
         display = stack.enter_context(Display(run.name, steps))
         origin = continue_from or start_from
         source = find_checkpoint(origin) if latest is None and origin is not None else None
@@ -182,9 +193,9 @@ def train(
         evaluator = Evaluator(model, objective, mesh, evaluation_text, evaluation_rows, training.evaluate_batches)
         pending = bool(record) and not record[EVALUATED]
         metrics = stack.enter_context(Metrics(run, done, not pending, record.get(METRICS)))
+        past = scores((*metrics.evaluations, *checkpoints.evaluations()), training.chooses)
         if training.best is not None:
-            evaluations = (*metrics.evaluations, *checkpoints.evaluations())
-            checkpoints.retention.scores = scores(evaluations, training.best)
+            checkpoints.retention.scores = past
         meter = Meter(metrics, display, steps, training.log_every, checkpoints.latest)
         stop = stack.enter_context(Stop(mesh).listening())
         stack.enter_context(jax.transfer_guard("disallow"))
@@ -208,20 +219,22 @@ def train(
                 for name, value in results.items()
             )
             display.log(f"step {step}/{steps}  evaluation: {numbers}")
-            if training.best in results:
-                checkpoints.retention.scores[step] = score(results, training.best)
+            if training.chooses in results:
+                past[step] = score(results, training.chooses)
             elif training.best is not None:
                 unknown.append(
                     f"training.best {training.best!r} is no number of the evaluation: choose from {', '.join(results)}"
                 )
             return state._replace(opt_state=built.observe(state.opt_state, results["loss"]))
 
+        step = done
         if pending:
             state = evaluated(state, done)
             if unknown:
                 raise ValueError(unknown[0])
+        last = done if pending and exhausted(past, training.patience) else steps
         watch.at(done, "the first step, which is compiled")
-        for step, batch in zip(range(done + 1, steps + 1), batches, strict=False):
+        for step, batch in zip(range(done + 1, last + 1), batches, strict=False):
             state, measured = train_step(state, batch)
             if step == done + 1:
                 for operation, path in kernels.paths().items():
@@ -229,9 +242,9 @@ def train(
             stop.started = True
             meter.push(step, measured)
             watch.at(step, f"step {step}")
-            stopping = stop.agreed() > 0
-            evaluating = step == steps or due(step, training.evaluate_every)
-            saving = step == steps or any(due(step, n) for n in (training.checkpoint_every, training.keep_every))
+            stopping, ending = stop.agreed() > 0, step == steps
+            evaluating = ending or due(step, training.evaluate_every)
+            saving = ending or any(due(step, n) for n in (training.checkpoint_every, training.keep_every))
             if not (evaluating or saving or stopping):
                 continue
             meter.flush()  # so that what is evaluated and saved is known to be finite
@@ -239,9 +252,10 @@ def train(
             if evaluating and not stopping:
                 try:
                     state, left = evaluated(state, step), False
+                    ending = ending or exhausted(past, training.patience)
                 except Asked:
                     stopping = True
-            if saving or stopping or (evaluating and training.best is not None):
+            if saving or stopping or ending or (evaluating and training.best is not None):
                 watch.at(step, f"saving step {step}, or the save before it")
                 metrics.settle()
                 about = {"experiment": experiment, READER: reader_start, EVALUATED: not left}
@@ -254,11 +268,21 @@ def train(
                 checkpoints.wait()
                 kind = Interrupted if stop.asked == SIGINT else Preempted
                 raise kind(f"stopped after step {step} of {steps}, which is saved: the same command goes on")
+            if ending:
+                break
             watch.at(step, f"step {step + 1}")
             meter.restart_clock()
-        watch.at(steps, "the end of the last save")
+        if step < steps:
+            display.log(f"ended early: {training.patience} evaluations in a row were no better than the best")
+        watch.at(step, "the end of the last save")
         checkpoints.wait()
-        return summary(run, steps, metrics.last)
+        return summary(run, step, metrics.last, training.best)
+
+
+def ended(run: Path, step: int, training: Training) -> bool:
+    """Whether a run that was saved and evaluated after `step` has nothing left to do."""
+    lines = [line for line in read_metrics(run) if line["step"] <= step]
+    return step >= training.steps or exhausted(scores(lines, training.chooses), training.patience)
 
 
 class Asked(Exception):

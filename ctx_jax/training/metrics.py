@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 
 from ctx_jax.data import write_durably
 from ctx_jax.progress import tell
+from ctx_jax.training.retention import lowest, scores
 
 FILE = "metrics.jsonl"
 KINDS = ("train", "evaluation")
@@ -52,26 +53,38 @@ def is_line(record: Any) -> bool:
     return isinstance(record, dict) and isinstance(record.get("step"), int) and record.get("kind") in KINDS
 
 
-def summary(run: Path, step: int, last: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def summary(
+    run: Path, step: int, last: dict[str, dict[str, Any]] | None = None, metric: str | None = None
+) -> dict[str, Any]:
     """What a run ended with after `step` steps: {"run", "step", "loss", "evaluation": {name: value},
-    "tokens_per_second"}.
+    "tokens_per_second"}, and "best", the best evaluation by `metric` with its "step".
 
     Args:
         last: the last line of each kind (`Metrics.last`); None = those in the run's folder.
 
     Raises ValueError if these are not of the run's end.
     """
-    last = {record["kind"]: record for record in read_metrics(run)} if last is None else last
-    if any(last.get(kind, {}).get("step") != step for kind in KINDS):
+    lines = read_metrics(run) if last is None or metric is not None else []
+    last = {record["kind"]: record for record in lines} if last is None else last
+    if "train" not in last or last.get("evaluation", {}).get("step") != step:
         raise ValueError(f"{run} is finished, but its {FILE} does not say with what: evaluate {run}")
     train, evaluation = last["train"], last["evaluation"]
+    evaluations = {record["step"]: record for record in (*lines, evaluation) if record["kind"] == "evaluation"}
+    found = {} if metric is None else scores(evaluations.values(), metric)
+    best = lowest(found, [number for number in found if number <= step])
     return {
         "run": str(run),
         "step": step,
         "loss": train["loss"],
-        "evaluation": {name: value for name, value in evaluation.items() if name not in ("step", "kind", *TIMES)},
+        "evaluation": numbers(evaluation),
+        **({} if best is None else {"best": {"step": best, **numbers(evaluations[best])}}),
         "tokens_per_second": train["tokens_per_second"],
     }
+
+
+def numbers(evaluation: dict[str, Any]) -> dict[str, float]:
+    """What an evaluation's line says of the model."""
+    return {name: value for name, value in evaluation.items() if name not in ("step", "kind", *TIMES)}
 
 
 class Metrics:

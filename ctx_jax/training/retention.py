@@ -36,6 +36,16 @@ def score(values: dict[str, Any], metric: str) -> float:
     return -values[metric] if metric in HIGHER else values[metric]
 
 
+def exhausted(scores: dict[int, float], patience: int | None) -> bool:
+    """Whether so many evaluations in a row, the last of them included, were no better than one before them; None =
+    never."""
+    if patience is None or not scores:
+        return False
+    steps = sorted(scores)
+    first = min(steps, key=lambda step: (scores[step], step))
+    return len(steps) - 1 - steps.index(first) >= patience
+
+
 def lowest(scores: dict[int, float], steps: Sequence[int]) -> int | None:
     """The step with the lowest score, the later of equals; None if no step has one."""
     return min((step for step in steps if step in scores), key=lambda step: (scores[step], -step), default=None)

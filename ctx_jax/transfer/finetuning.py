@@ -13,6 +13,7 @@ from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.files import Encoder, FileTask
 from ctx_jax.experiment import TOKENIZER, Experiment, load
+from ctx_jax.models.gpt import TASK_TOKENS, GptConfig
 from ctx_jax.progress import tell
 from ctx_jax.text import own_tokenizer
 from ctx_jax.training.checkpoints import named
@@ -41,7 +42,11 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
-    data = replace(experiment.data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
+    tokenizer = Pretrained(folder / TOKENIZER)
+    if isinstance(model, GptConfig):
+        v = tokenizer.load(Path(tokenizer.path)).vocabulary
+        model = replace(model, task_tokens=len({v.begin, v.separator, v.classification}) < TASK_TOKENS)
+    data = replace(experiment.data, tokenizer=tokenizer, reader=reader)
     return replace(experiment, model=model, data=data)
 
 
@@ -101,7 +106,8 @@ def trained_rows(experiment: Experiment) -> int:
 
 def encoder(experiment: Experiment, reader: Any, tokenizer: Tokenizer) -> Encoder:
     """How the experiment's model reads examples."""
-    return Encoder(tokenizer, template(experiment.model, tokenizer.vocabulary, head=True), reader)
+    both = getattr(experiment.objective, "both_orders", False)
+    return Encoder(tokenizer, template(experiment.model, tokenizer.vocabulary, head=True, both_orders=both), reader)
 
 
 def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: Tokenizer) -> dict[Split, ExampleStore]:

@@ -6,14 +6,15 @@ GPT, Transformer-XL     [begin] A                                    [begin] A [
 XLNet                   A [separator] [classification]               A [separator] B [separator] [classification]
 
 BERT's segments are 0 up to the first separator and 1 after it; XLNet's too, 2 for [classification], and it pads on the
-left. For a head, GPT's rows end with [classification] (its paper's extract token; Radford et al. 2018, section 3.3).
+left. For a head, GPT's rows end with [classification] (its paper's extract token; Radford et al. 2018, section 3.3);
+where its tokenizer has one special token for everything, all three are the model's own (`task_tokens`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,10 @@ from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.data.examples import lengths
 from ctx_jax.data.tokenizers import Encoding
 from ctx_jax.models.bert import BertConfig
-from ctx_jax.models.gpt import GptConfig
+from ctx_jax.models.gpt import TASK_TOKENS, GptConfig
 from ctx_jax.models.transformer_xl import TransformerXLConfig
 from ctx_jax.models.xlnet import XLNetConfig
+from ctx_jax.objectives.supervised import SWAPPED
 
 LENGTH = 512
 """Tokens of a row, at most, for models of any length."""
@@ -41,6 +43,8 @@ class Row(NamedTuple):
     """[n] int32: 0 = the first text and its separator, 1 = the second and its own, 2 = XLNet's classification token."""
     cut: bool
     """Whether there was more text."""
+    swapped: Row | None = None
+    """The pair in the other order, where both are read."""
 
 
 class Part(NamedTuple):
@@ -70,6 +74,8 @@ class Template:
     """Whether padding stands before the row."""
     classification_last: bool = False
     """Whether the row's last token stands for all of it, not its first."""
+    both_orders: bool = False
+    """Whether a pair is read in its other order, too."""
 
     def special(self, texts: int) -> int:
         """How many special ids a row of one text, or of two, has."""
@@ -77,7 +83,12 @@ class Template:
 
     def row(self, texts: Sequence[Encoding], length: int) -> Row:
         """The row of a text or a pair, of at most `length` tokens: what is too much is cut off the text's end, off the
-        longer one's first of a pair. Words are numbered through both."""
+        longer one's first of a pair. Words are numbered through both. Raises ValueError for both orders of one text."""
+        if self.both_orders:
+            if len(texts) != 2:
+                raise ValueError("objective.both_orders needs pairs, and the task has one text: leave it out")
+            one_way = replace(self, both_orders=False)
+            return one_way.row(texts, length)._replace(swapped=one_way.row(texts[::-1], length))
         sizes = [len(text.ids) for text in texts]
         kept = cut(sizes, length - self.special(len(texts)))
         parts: list[Part] = []
@@ -106,7 +117,8 @@ class Template:
         return slice(length - size, length) if self.left else slice(size)
 
     def batch(self, rows: Sequence[Row], size: int, length: int) -> Batch:
-        """`tokens`, `documents`, `positions`, `segments` and `words` [size, length], padded with empty rows."""
+        """`tokens`, `documents`, `positions`, `segments` and `words` [size, length], padded with empty rows; of the
+        other order the same, as `swapped_tokens` and so on."""
         names = ("tokens", "documents", "positions", "segments", "words")
         batch = {name: np.zeros((size, length), np.int32) for name in names}
         batch["tokens"][:] = self.pad
@@ -116,6 +128,10 @@ class Template:
             values = (row.tokens, np.ones(n), np.arange(n), row.segments, row.words)
             for name, value in zip(names, values, strict=True):
                 batch[name][place] = value
+        if self.both_orders:
+            other = [row.swapped for row in rows if row.swapped is not None]
+            swapped = replace(self, both_orders=False).batch(other, size, length)
+            batch |= {SWAPPED + name: value for name, value in swapped.items()}
         return batch
 
 
@@ -128,15 +144,22 @@ def cut(sizes: Sequence[int], room: int) -> list[int]:
     return [first, min(sizes[1], room - first)]
 
 
-def template(config: Any, vocabulary: Vocabulary, head: bool = False) -> Template:
+def template(config: Any, vocabulary: Vocabulary, head: bool = False, both_orders: bool = False) -> Template:
     """How the model of this config reads texts, for its hidden states or for a `head` on the row. Raises ValueError for
     a model that has no way to."""
+    return replace(one_order(config, vocabulary, head), both_orders=both_orders)
+
+
+def one_order(config: Any, vocabulary: Vocabulary, head: bool) -> Template:
     v = vocabulary
     match config:
         case BertConfig():
             # RoBERTa, which is told by its positions, has two of them.
             between = (v.separator,) * (2 if config.position_offset else 1)
             return Template((v.classification,), (v.separator,), v.pad, between)
+        case GptConfig(task_tokens=True) if head:
+            start, delimiter, extract = (config.vocabulary_size + number for number in range(TASK_TOKENS))
+            return Template((start,), (extract,), v.pad, (delimiter,), classification_last=True)
         case GptConfig() | TransformerXLConfig():
             after = (v.classification,) if head else ()
             return Template((v.begin,), after, v.pad, (v.separator,), classification_last=head)

@@ -23,6 +23,23 @@ def test_a_mesh_that_does_not_fit_names_itself_and_the_devices():
         Mesh(tensor=4).build(jax.devices()[:1])
 
 
+@pytest.mark.parametrize(
+    ("mesh", "count", "sizes"),
+    [
+        (Mesh(data=2, fsdp=2, tensor=2), 1, (1, 1, 1)),
+        (Mesh(data=2, fsdp=2, tensor=2), 4, (1, 2, 2)),
+        (Mesh(data=2, fsdp=2, tensor=2), 6, (3, 1, 2)),
+        (Mesh(data=1, fsdp=8), 4, (1, 4, 1)),
+        (Mesh(data=1, fsdp=-1, tensor=3), 4, (1, 4, 1)),
+        (Mesh(data=2, slices=2), 3, (3, 1, 1)),
+    ],
+)
+def test_the_nearest_mesh_that_fits_fills_the_devices(mesh, count, sizes):
+    found = mesh.fitted(count)
+    assert (count // (found.fsdp * found.tensor), found.fsdp, found.tensor) == sizes
+    assert found.data == -1 and found.slices == 1
+
+
 @pytest.mark.parametrize("sizes", [{"data": 0}, {"tensor": -2}, {"data": -1, "fsdp": -1}])
 def test_sizes_that_are_none(sizes):
     with pytest.raises(ValueError, match="choose sizes of at least 1"):

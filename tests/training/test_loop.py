@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from functools import partial
+from unittest import mock
 
 import jax
 import pytest
@@ -18,6 +19,7 @@ from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, sa
 from ctx_jax.training.loop import Evaluator, Text, Training
 from ctx_jax.training.metrics import TIMES, Diverged, Meter, Metrics, read_metrics
 from ctx_jax.training.optimizers import AdamW
+from ctx_jax.training.retention import exhausted
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, variables
 from ctx_jax.training.stopping import Watch
@@ -269,3 +271,35 @@ def test_what_does_not_fit_is_said_before_anything_runs(tmp_path):
     for field in ({"steps": 0}, {"log_every": -1}, {"evaluate_batches": 0}, {"keep": 0}):
         with pytest.raises(ValueError, match=f"training {next(iter(field))} "):
             Training(**field)
+
+
+@pytest.mark.parametrize(
+    ("values", "patience", "ends"),
+    [
+        ([3, 2, 2, 2], 2, True),  # as good is no better
+        ([3, 2, 2], 2, False),
+        ([3, 2, 4, 1], 2, False),
+        ([1, 2, 3], 2, True),
+        ([1, 2, 3], None, False),
+        ([1], 1, False),
+        ([], 1, False),
+    ],
+)
+def test_patience_counts_evaluations_since_the_best(values, patience, ends):
+    assert exhausted({10 * number: float(value) for number, value in enumerate(values, 1)}, patience) is ends
+
+
+def test_a_run_that_gets_no_better_ends_early(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    still = AdamW(WarmUp(rate=1e-30))
+    training = replace(TRAINING, steps=9, evaluate_every=1, checkpoint_every=0, log_every=2, patience=2, best="loss")
+    result = train(run, training=training, optimizer=still)
+    assert (result["step"], saved(run)) == (3, [2, 3])
+    assert result["best"] == {"step": 3, **result["evaluation"]}
+    assert train(run, training=training, optimizer=still) == result
+    monkeypatch.setattr(Evaluator, "__call__", interrupted := mock.Mock(side_effect=AssertionError))
+    with pytest.raises(AssertionError):  # with more patience it goes on
+        train(run, training=replace(training, patience=3), optimizer=still)
+    interrupted.assert_called_once()
+    with pytest.raises(ValueError, match="patience 0: choose 1 or more, or None to train to the end"):
+        Training(patience=0)
