@@ -29,6 +29,7 @@ from ctx_jax.generation.decode import generate as continue_prompts
 from ctx_jax.generation.sampling import Sampling
 from ctx_jax.generation.text import Show, Texts
 from ctx_jax.identity import differences, fingerprint
+from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
@@ -65,6 +66,8 @@ def train(
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     experiment = completed(experiment)
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
+    if isinstance(experiment.objective, Distillation) and not (continue_from or start_from or begun(folder)):
+        raise ValueError("objective Distillation needs a teacher: name its run with --from")
     with Watch() as watch, ExitStack() as stack, watch.telling(stack):
         claim(folder, experiment)
         mesh = experiment.mesh.build()

@@ -16,6 +16,8 @@ from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.tasks import Task, measure
 from ctx_jax.experiment import TOKENIZER, Experiment, load
+from ctx_jax.models.bert import BertConfig
+from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.progress import tell
 from ctx_jax.training.checkpoints import named
 from ctx_jax.transfer.inputs import template
@@ -30,17 +32,40 @@ def is_task(experiment: Experiment) -> bool:
 
 def adapted(experiment: Experiment, source: Path) -> Experiment:
     """The experiment of a task with the network and the tokenizer of the run that it starts from; without a memory,
-    since examples do not go on from each other. Another experiment stays as it is."""
-    if not is_task(experiment):
+    since examples do not go on from each other; that of a distillation with the run's network as teacher. Another
+    experiment stays as it is."""
+    distils = isinstance(experiment.objective, Distillation)
+    if not (is_task(experiment) or distils):
         return experiment
     folder, _ = named(source)
     theirs = load(folder / "experiment.json").model
+    if distils:
+        return distilled(experiment, theirs, folder)
     model = with_fields(theirs, memory_length=0, reuse_length=None, pooler=True)
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
     data = replace(experiment.data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
     return replace(experiment, model=model, data=data)
+
+
+def distilled(experiment: Experiment, teacher: Any, folder: Path) -> Experiment:
+    """The experiment of a distillation with this teacher, whose run is in `folder`: the student is like it, with half
+    of the layers, and without segments and pooler (Sanh et al. 2019, section 2). Raises ValueError for a teacher that
+    is no encoder."""
+    if not isinstance(teacher, BertConfig):
+        raise ValueError(f"--from {folder} is a {type(teacher).__name__}: choose a run of BERT to distil")
+    student = replace(
+        teacher, layers=max(1, teacher.layers // 2), segments=0, pooler=False, classes=None, token_classes=None
+    )
+    data = experiment.data
+    reader = replace(data.reader, length=min(data.reader.length, teacher.max_length))
+    return replace(
+        experiment,
+        model=student,
+        objective=replace(experiment.objective, teacher=teacher),
+        data=replace(data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader),
+    )
 
 
 def with_fields(config: Any, **values: Any) -> Any:
