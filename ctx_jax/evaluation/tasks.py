@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from scipy import stats
@@ -59,6 +59,8 @@ class Task:
     What is not given a file of its own is held out from `path`: the tenth and the twentieth of every twenty examples.
     """
 
+    MOST_TEXTS: ClassVar[int] = 2
+
     path: str | Path
     """The file of examples to train on."""
     validation: str | Path | None = None
@@ -93,7 +95,7 @@ class Task:
         for name in ("path", "validation", "test"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, location(path))
-        if len(self.texts) not in (1, 2):
+        if not 1 <= len(self.texts) <= self.MOST_TEXTS:
             raise ValueError(f"texts {self.texts}: name the column of a text, or the two of a pair")
         known = METRICS[self.kind]
         if self.metric is not None and self.metric not in known:

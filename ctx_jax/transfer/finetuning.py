@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ctx_jax.data.articles import ArticleCorpus
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
@@ -20,7 +21,7 @@ from ctx_jax.models.bert import BertConfig
 from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.progress import tell
 from ctx_jax.training.checkpoints import named
-from ctx_jax.transfer.inputs import template
+from ctx_jax.transfer.detection import ArticleTask, form
 
 HEAD = ("classifier",)
 """The modules of a head on rows: what another task's learned is not taken over."""
@@ -38,14 +39,20 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
     if not (is_task(experiment) or distils):
         return experiment
     folder, _ = named(source)
-    theirs = load(folder / "experiment.json").model
+    origin = load(folder / "experiment.json")
+    theirs = origin.model
     if distils:
         return distilled(experiment, theirs, folder)
     model = with_fields(theirs, memory_length=0, reuse_length=None, pooler=True)
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
-    data = replace(experiment.data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
+    corpus = experiment.data.corpus
+    if isinstance(corpus, ArticleTask):
+        if not isinstance(origin.data.corpus, ArticleCorpus):
+            raise ValueError(f"--from {source} was not trained on articles: choose a run of grover")
+        corpus = replace(corpus, texts=origin.data.corpus.fields)
+    data = replace(experiment.data, corpus=corpus, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
     return replace(experiment, model=model, data=data)
 
 
@@ -76,13 +83,17 @@ def with_fields(config: Any, **values: Any) -> Any:
 
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with what the examples decide: the names of the classes, the size of the head, the steps of so
-    many epochs, and by what the best checkpoint is chosen. One without a task stays as it is.
+    many epochs, and by what the best checkpoint is chosen; of articles, the ids that mark their fields. Another stays
+    as it is.
 
     Raises ValueError for bad examples, naming file and line.
     """
     if not is_task(experiment):
         if experiment.training.epochs is not None:
             raise ValueError("training.epochs counts passes over labelled examples: choose training.steps")
+        if isinstance(corpus := experiment.data.corpus, ArticleCorpus):
+            size = experiment.data.tokenizer.vocabulary_size + corpus.markers
+            return replace(experiment, model=replace(experiment.model, vocabulary_size=size))
         return experiment
     task = experiment.data.corpus.with_labels()
     if task.kind == "classification" and len(task.labels) < 2:
@@ -106,8 +117,8 @@ def completed(experiment: Experiment) -> Experiment:
 def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: Tokenizer) -> dict[Split, ExampleStore]:
     """The examples of these splits in tokens. Tells how many are cut."""
     task, length = experiment.data.corpus, experiment.data.reader.length
-    form = template(experiment.model, tokenizer.vocabulary, head=True)
-    if length < (least := form.special(len(task.texts)) + len(task.texts)):
+    shape = form(task, experiment.model, tokenizer.vocabulary)
+    if length < (least := shape.special(len(task.texts)) + len(task.texts)):
         raise ValueError(f"data.reader.length {length} has no room for text: choose {least} or more")
     stores: dict[Split, ExampleStore] = {}
     for split in splits:
@@ -115,7 +126,7 @@ def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: To
         labels = task.targets(examples)
         texts = [[tokenizer.encode(text) for text in example.texts] for example in examples]
         store = ExampleStore(
-            tokenizer.vocabulary, form, texts, labels, partial(measure, task, labels), task.fingerprint(split), split
+            tokenizer.vocabulary, shape, texts, labels, partial(measure, task, labels), task.fingerprint(split), split
         )
         long = int(np.count_nonzero(store.sizes > length))
         cut = f", {long:,} cut to {length} tokens (data.reader.length)" if long else ""

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import softmax
 
 from ctx_jax.data import write_durably
+from ctx_jax.data.articles import read_articles
 from ctx_jax.data.files import Errors, is_jsonl
 from ctx_jax.data.passages import LINE_END, between
 from ctx_jax.evaluation.tasks import Task, is_table, reader, rows
@@ -19,7 +20,8 @@ from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.progress import tell
 from ctx_jax.runs import divisible_rows, open_run
 from ctx_jax.training.step import on_mesh
-from ctx_jax.transfer.inputs import Row, grouped, template
+from ctx_jax.transfer.detection import ArticleTask, form
+from ctx_jax.transfer.inputs import Row, grouped
 from ctx_jax.transfer.texts import checked, input_file, joined
 
 
@@ -47,10 +49,7 @@ def predict(
     task, objective = run.experiment.data.corpus, run.experiment.objective
     if not isinstance(task, Task):
         raise ValueError(f"{path} has no task: fine-tune it first (train finetune:classification --from {path} ...)")
-    form, length = (
-        template(run.experiment.model, run.tokenizer.vocabulary, head=True),
-        run.experiment.data.reader.length,
-    )
+    shape, length = form(task, run.experiment.model, run.tokenizer.vocabulary), run.experiment.data.reader.length
     size, sharding = divisible_rows(run.mesh, batch_size), batch_sharding(run.mesh)
     step = jax.jit(on_mesh(run.mesh, lambda variables, batch: objective.scores(run.model, variables, batch, None)))
     places: list[int] = []
@@ -60,13 +59,13 @@ def predict(
         nonlocal cut
         for number, (place, texts) in enumerate(inputs(file, task, errors)):
             places.append(place)
-            row = form.row([run.tokenizer.encode(text) for text in texts], length)
+            row = shape.row([run.tokenizer.encode(text) for text in texts], length)
             cut += row.cut
             yield number, row
 
     found: dict[int, np.ndarray] = {}
     for longest, group in grouped(built(), size, length):
-        batch = form.batch([row for _, row in group], size, longest)
+        batch = shape.batch([row for _, row in group], size, longest)
         scores = np.asarray(step(run.variables, jax.device_put(batch, sharding)), np.float64)
         found |= {number: own for (number, _), own in zip(group, scores, strict=False)}
     if not found:
@@ -93,12 +92,20 @@ def prediction(task: Task, scores: np.ndarray) -> dict[str, Any]:
 
 
 def inputs(file: Any, task: Task, errors: Errors) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line and texts of each example: the columns of the task in .jsonl, .tsv and .csv files, elsewhere a text a line,
-    or the two of a pair with a tab between. Blank lines are left out."""
-    if is_jsonl(file) or is_table(file):
+    """Line and texts of each example: the fields of articles, the columns of the task in .jsonl, .tsv and .csv files,
+    elsewhere a text a line, or the two of a pair with a tab between. Blank lines are left out."""
+    if isinstance(task, ArticleTask):
+        for article in read_articles(file, task.texts, errors):
+            yield article.line, article.texts
+    elif is_jsonl(file) or is_table(file):
         for place, fields in rows(file, task.columns, task.texts, errors):
             yield place, tuple(fields[name] for name in task.texts)
-        return
+    else:
+        yield from lines(file, task, errors)
+
+
+def lines(file: Any, task: Task, errors: Errors) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """A text a line, or the two of a pair."""
     for place, line in enumerate(map(joined, checked(file, between(LINE_END, reader(file, errors)))), 1):
         texts = tuple(line.split("\t")) if len(task.texts) == 2 else (line,)
         if not line.strip():
