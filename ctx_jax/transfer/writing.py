@@ -49,8 +49,9 @@ def write(
             f"--field {field!r} is no field of {path}{nearest(field, list(corpus.fields))}: choose from "
             f"{', '.join(corpus.fields)}"
         )
-    if not 0 < length <= config.max_length - 2:
-        raise ValueError(f"--length {length}: choose from 1 to {config.max_length - 2}, of the model's positions")
+    positions = run.experiment.data.reader.length  # those that were trained
+    if not 0 < length <= positions - 2:
+        raise ValueError(f"--length {length}: choose from 1 to {positions - 2}, of the run's rows of {positions}")
     vocabulary, target = run.tokenizer.vocabulary, corpus.fields.index(field)
     markers = markers_of(corpus, vocabulary, config.vocabulary_size)
     articles = list(read_articles(input_file(source), corpus.fields, "strict"))
@@ -60,7 +61,7 @@ def write(
     for article in articles:
         texts = ("" if number == target else text for number, text in enumerate(article.texts))
         fields = [field_of(run.tokenizer, text) for text in texts]
-        given = markers.row(shortened(fields, config.max_length - length - 2), range(len(fields)))
+        given = markers.row(shortened(fields, positions - length - 2), range(len(fields)))
         prompts.append([*given.ids[:-1].tolist(), markers.start(target)])
     ending = replace(vocabulary, size=config.vocabulary_size, end=markers.start(target) + 1)
     special = {vocabulary.end, *ending.special}
@@ -69,7 +70,7 @@ def write(
         chosen = prompts[first : first + batch_size]
         found = generate(run.model, run.variables, ending, chosen, length=length, sampling=sampling, seed=seed)
         for article, ids in zip(articles[first : first + batch_size], found, strict=True):
-            stop = next((n for n, i in enumerate(ids) if i in special or i >= markers.first), len(ids))
+            stop = next((n for n, i in enumerate(ids) if i in special or i >= vocabulary.size), len(ids))
             written.append({"line": article.line, field: run.tokenizer.decode(ids[:stop]).strip()})
     result = {"run": str(path), "step": run.step, "field": field, "articles": len(articles)}
     if output is None:
