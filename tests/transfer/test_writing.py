@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import softmax
 
 from ctx_jax.cli import main
-from ctx_jax.contract import ModelOutput
 from ctx_jax.data.tokenizers import Encoding
 from ctx_jax.runs import Trained, open_run
 from ctx_jax.transfer.detection import ArticleTemplate
@@ -43,9 +45,17 @@ def trained(tmp_path_factory) -> tuple[Path, Path]:
     return folder / "run", file
 
 
-def hidden(run: Trained, ids: list[int]) -> ModelOutput:
-    row = {"tokens": [ids], "documents": [[1] * len(ids)], "positions": [list(range(len(ids)))]}
-    return run.model.apply(run.variables, {name: jnp.array(value, jnp.int32) for name, value in row.items()})
+@partial(jax.jit, static_argnums=(0, 3))
+def scores(model: Any, variables: Any, row: Any, head: str) -> jax.Array:
+    return model.apply(variables, model.apply(variables, row).hidden, method=head)[0]
+
+
+def last(run: Trained, ids: list[int], head: str) -> np.ndarray:
+    """What a head says at the last of the tokens, which padding follows."""
+    filled = [number < len(ids) for number in range(20)]
+    row = {"tokens": [ids + [0] * (20 - len(ids))], "documents": [filled], "positions": [list(range(20))]}
+    batch = {name: jnp.array(value, jnp.int32) for name, value in row.items()}
+    return np.asarray(scores(run.model, run.variables, batch, head))[len(ids) - 1]
 
 
 def test_a_field_is_what_follows_the_others_and_its_start(trained, tmp_path, capsys):
@@ -64,7 +74,7 @@ def test_a_field_is_what_follows_the_others_and_its_start(trained, tmp_path, cap
     def greedy(ids: list[int], end: int) -> str:
         found: list[int] = []
         while len(found) < length:
-            logits = run.model.apply(run.variables, hidden(run, ids + found).hidden[0, -1], method="logits")
+            logits = last(run, ids + found, "logits")
             best = int(np.where(allowed, logits, -np.inf).argmax())
             if best == end or best >= run.tokenizer.vocabulary.size or best == run.tokenizer.vocabulary.end:
                 break
@@ -106,9 +116,8 @@ def test_a_detector_reads_the_fields_and_a_classification_token(trained, tmp_pat
         [v.begin, first + 2, *to_and, first + 3, v.classification],
     )
     for ids, one in zip(rows, said, strict=True):
-        pooled = hidden(run, ids).hidden[:, -1]
-        scores = np.asarray(run.model.apply(run.variables, pooled, method="classify"))[0]
-        np.testing.assert_allclose(list(one["probabilities"].values()), softmax(scores), atol=1e-5)
+        found = softmax(last(run, ids, "classify"))
+        np.testing.assert_allclose(list(one["probabilities"].values()), found, atol=1e-5)
 
 
 def test_a_detectors_row():
