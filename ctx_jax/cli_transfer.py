@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from ctx_jax.data.files import Errors
+from ctx_jax.evaluation.tagging import Tagging
+from ctx_jax.evaluation.tasks import Task
+from ctx_jax.generation.sampling import Sampling
 from ctx_jax.options import of_run
 from ctx_jax.text import local
 from ctx_jax.transfer import features as frozen
+from ctx_jax.transfer.probes import Tagger
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,79 @@ class Predict:
     """of answers that may be none: how much better none must be; default: the run's"""
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A small model on the frozen features of a run: logistic regression on texts, a BiLSTM on words."""
+
+    text: str
+    """the file of examples to train on: a table of texts and labels (.tsv, .csv, .jsonl), or for tagging a word and its
+    tag a line (CoNLL)"""
+    validation: str | None = None
+    """the file by which the probe is chosen; default: every tenth of twenty examples of --text"""
+    test: str | None = None
+    """the file it is tested on; default: every twentieth example of --text"""
+    kind: Literal["classification", "tagging"] = "classification"
+    """classes of texts, or tags of words"""
+    texts: tuple[str, ...] = ("text",)
+    """the column of the text, or the two of a pair"""
+    label: str = "label"
+    """the column of the label"""
+    columns: tuple[str, ...] = ()
+    """names of the columns of files without a header"""
+    choice: Annotated[frozen.Choice, tyro.conf.arg(name="")] = frozen.Choice()
+    tagger: Tagger = Tagger()
+    seed: int = 0
+    """of the BiLSTM's parameters, dropout and order"""
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
+    length: int | None = None
+    """tokens of a text, special ones included, beyond which it is cut; default: all the model's positions, or 512"""
+    batch_size: int = 32
+    """texts that are read at once"""
+
+
+def probe(arguments: list[str]) -> Any:
+    from ctx_jax.transfer import probes
+
+    run, chosen = of_run("probe", arguments, Probe)
+    common: dict[str, Any] = {name: getattr(chosen, name) for name in ("checkpoint", "length", "batch_size")}
+    places = chosen.text, chosen.validation, chosen.test
+    if chosen.kind == "classification":
+        task = Task(*places, texts=chosen.texts, label=chosen.label, columns=chosen.columns)
+        return probes.classify(run, task, chosen.choice, **common)
+    return probes.tag(run, Tagging(*places), chosen.choice, chosen.tagger, seed=chosen.seed, **common)
+
+
+@dataclass(frozen=True)
+class Write:
+    """One field of articles, written from the others by a run of grover."""
+
+    field: str
+    """the field to be written"""
+    input: str
+    """a .jsonl file of articles, one a line, with the fields that there are; - for standard input"""
+    output: str | None = None
+    """the .jsonl file to write, a text a line; default: they stand in the result"""
+    sampling: Annotated[Sampling, tyro.conf.arg(name="")] = Sampling(top_p=0.95)
+    length: int = 64
+    """tokens to generate, at most"""
+    seed: int = 0
+    """the same seed gives the same text"""
+    checkpoint: str = "last"
+    """last, best (by training.best, or the evaluation's loss), or a step"""
+    batch_size: int = 8
+    """articles that are written at once"""
+
+
+def write(arguments: list[str]) -> Any:
+    from ctx_jax.transfer import writing
+
+    run, chosen = of_run("write", arguments, Write)
+    options = {name: getattr(chosen, name) for name in ("sampling", "length", "seed", "checkpoint", "batch_size")}
+    output = None if chosen.output is None else local("--output", chosen.output)
+    return writing.write(run, chosen.field, chosen.input, output, **options)
+
+
 def predict(arguments: list[str]) -> Any:
     from ctx_jax.transfer import predict as predicting
 
@@ -84,4 +161,9 @@ def features(arguments: list[str]) -> Any:
     )
 
 
-COMMANDS: dict[str, Callable[[list[str]], Any]] = {"features": features, "predict": predict}
+COMMANDS: dict[str, Callable[[list[str]], Any]] = {
+    "features": features,
+    "probe": probe,
+    "predict": predict,
+    "write": write,
+}

@@ -25,7 +25,7 @@ from ctx_jax.layers.parameters import axes_of
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import parameter_name
 from ctx_jax.training.flops import train_flops_per_token
-from ctx_jax.training.state import abstract_state, initial_parameters
+from ctx_jax.training.state import abstract_fixed, abstract_state, initial_parameters
 from ctx_jax.training.step import prepare
 
 PACKAGES = (
@@ -103,7 +103,8 @@ def needs(experiment: Experiment) -> dict[str, Any]:
     parameters              how many there are
     tensors                 {"name", "shape", "axes", "split", "parameters", "bytes_per_device"} of each tensor; `split`
                             gives for each of its axes the mesh axes that divide it
-    bytes_per_device        {"parameters", "gradients", "optimizer", "memory", "total"}, without activations
+    bytes_per_device        {"parameters", "gradients", "optimizer", "memory", "total"}, without activations;
+                            "fixed" is a teacher
     train_flops_per_token   floating-point operations of a training step per position of the batch
 
     The devices need not be there, unless an axis of the mesh is -1. Raises ValueError if the mesh does not fit them,
@@ -115,7 +116,7 @@ def needs(experiment: Experiment) -> dict[str, Any]:
     model = experiment.model.build()
     batch = prepared_shapes(experiment)
     optimizer = experiment.optimizer.build(experiment.training.steps)
-    state = abstract_state(model, optimizer, batch, mesh)
+    state = abstract_state(model, optimizer, batch, mesh, abstract_fixed(experiment.objective, batch, mesh))
     axes = axes_of(jax.eval_shape(lambda: initial_parameters(model, batch, mesh, 0)))
     tensors = [
         {
@@ -138,6 +139,8 @@ def needs(experiment: Experiment) -> dict[str, Any]:
         "optimizer": bytes_per_device(state.opt_state),
         "memory": bytes_per_device(state.memory),
     }
+    if state.fixed:
+        parts["fixed"] = bytes_per_device(state.fixed)
     return {
         "name": experiment.name,
         "mesh": dict(mesh.shape),

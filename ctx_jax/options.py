@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from ctx_jax.data.articles import Articles, SotuArticles
 from ctx_jax.data.tfds import corpus_from
 from ctx_jax.data.tokenizers import Pretrained, named
 from ctx_jax.evaluation.files import FileTask
@@ -32,7 +33,9 @@ USAGE = """usage: python -m ctx_jax COMMAND ...
                                                                                         start a run, or resume it
   evaluate RUN [--text PATH] [--split test] [--length T] [--stride N] ...               score held-out text
   generate RUN --prompt "..." [--temperature 0] [--top-p P] [--beams K] [--stream] ...  continue prompts
+  write RUN --field NAME --input ARTICLES.jsonl [--top-p 0.95] ...                      a field from the others (Grover)
   features RUN --input FILE --output FEATURES [--layers -4 -3 -2 -1] [--pooling mean]   vectors of texts
+  probe RUN --text FILE [--kind tagging] [--layers -4 -3 -2 -1] ...                      what frozen features know
   predict RUN --input FILE [--output PREDICTIONS.jsonl] [--checkpoint best]             classes, tags, answers of texts
   submit RUN --output FOLDER [--source FOLDER] [--diagnostic FILE]                      tables for GLUE's leaderboard
   few-shot RUN --input FILE [--shots K --examples FILE] ...                             tasks put as text
@@ -184,7 +187,13 @@ def with_text(data: Data, arguments: list[str]) -> tuple[Data, list[str]]:
     path, rest = take("--text", arguments)
     if path is not None:
         corpus = data.corpus
-        data = replace(data, corpus=replace(corpus, path=path) if isinstance(corpus, FileTask) else corpus_from(path))
+        if isinstance(corpus, SotuArticles):
+            corpus = Articles(path=path)
+        elif isinstance(corpus, FileTask | Articles):
+            corpus = replace(corpus, path=path)
+        else:
+            corpus = corpus_from(path)
+        data = replace(data, corpus=corpus)
     kind, rest = take("--tokenizer", rest)
     if kind is not None:
         data = replace(data, tokenizer=named(kind))

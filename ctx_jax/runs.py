@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from ctx_jax.contract import Reader, Variables
 from ctx_jax.data import hold
+from ctx_jax.data.articles import ArticleCorpus, Articles, open_articles
 from ctx_jax.data.corpora import Corpus, Split, TextFiles
 from ctx_jax.data.loader import Loader
 from ctx_jax.data.tfds import Tfds, corpus_from
@@ -29,6 +30,7 @@ from ctx_jax.generation.decode import generate as continue_prompts
 from ctx_jax.generation.sampling import Sampling
 from ctx_jax.generation.text import Show, Texts
 from ctx_jax.identity import differences, fingerprint
+from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.parallel.hosts import gather
 from ctx_jax.parallel.mesh import Mesh, check_batch
 from ctx_jax.parallel.sharding import batch_sharding
@@ -40,7 +42,7 @@ from ctx_jax.training.checkpoints import Checkpoints, begun, find_checkpoint, na
 from ctx_jax.training.state import abstract_state, memory_maker, variables
 from ctx_jax.training.step import loader_transform, make_eval_step
 from ctx_jax.training.stopping import Watch
-from ctx_jax.transfer.finetuning import HEAD, completed, is_task, open_examples, with_threshold
+from ctx_jax.transfer.finetuning import HEAD, completed, open_examples, with_threshold
 
 TOKENS_TO_STOP = 8
 """Tokens from one look for stop strings to the next: what comes after one is lost."""
@@ -65,13 +67,16 @@ def train(
         raise ValueError(f"--continue {continue_from}: an imported model has no optimizer state, choose --from")
     experiment = completed(experiment)
     folder = run or Path("runs") / f"{experiment.name}-{fingerprint(experiment)}"
+    if isinstance(experiment.objective, Distillation) and not (continue_from or start_from or begun(folder)):
+        raise ValueError("objective Distillation needs a teacher: name its run with --from")
     with Watch() as watch, ExitStack() as stack, watch.telling(stack):
         claim(folder, experiment)
         mesh = experiment.mesh.build()
         check_batch(mesh, experiment.data.batch_size, experiment.training.accumulation)
         tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
         tokenizer, stores = open_data(experiment, ("train", "validation"), tokenizer)
-        if (ids := tokenizer.vocabulary.size) < (size := experiment.model.vocabulary_size):
+        ids = tokenizer.vocabulary.size + getattr(experiment.data.corpus, "markers", 0)
+        if ids < (size := experiment.model.vocabulary_size):
             tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
         # What is wrong with the held-out text is known before anything is trained.
         rows = experiment.evaluation_batch_size
@@ -107,10 +112,13 @@ def train(
 def open_data(
     experiment: Experiment, splits: tuple[Split, ...], tokenizer: Tokenizer | None
 ) -> tuple[Tokenizer, dict[Split, Any]]:
-    """`open_text`, or the examples of a task."""
-    if not is_task(experiment):
+    """`open_text`, or the examples of a task, or articles."""
+    corpus, size = experiment.data.corpus, experiment.model.vocabulary_size
+    if not isinstance(corpus, FileTask | ArticleCorpus):
         return open_text(experiment.data, splits, tokenizer)
     tokenizer = tokenizer or own_tokenizer(experiment.data)
+    if isinstance(corpus, ArticleCorpus):
+        return tokenizer, {split: open_articles(corpus, split, tokenizer, size) for split in splits}
     return tokenizer, open_examples(experiment, splits, tokenizer)
 
 
@@ -301,6 +309,8 @@ def whole(text: str, corpus: Corpus) -> Corpus:
     """The corpus that --text names, nothing of it held out, read as `corpus` is where that is of the same kind."""
     if isinstance(corpus, FileTask):
         return replace(corpus, path=text, validation=None, test=None, whole=True)
+    if isinstance(corpus, ArticleCorpus):
+        return Articles(path=text, fields=corpus.fields, whole=True, language=corpus.language)
     named = corpus_from(text)
     if isinstance(named, Tfds):
         like = corpus if isinstance(corpus, Tfds) else named

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from scipy import stats
@@ -43,6 +43,8 @@ class Example(NamedTuple):
 class Task(FileTask):
     """A class or a number of a text or a pair."""
 
+    MOST_TEXTS: ClassVar[int] = 2
+
     kind: Kind = "classification"
     """classification, whose labels are names, or regression, whose labels are numbers."""
     texts: tuple[str, ...] = ("text",)
@@ -60,7 +62,7 @@ class Task(FileTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.texts) not in (1, 2):
+        if not 1 <= len(self.texts) <= self.MOST_TEXTS:
             raise ValueError(f"texts {self.texts}: name the column of a text, or the two of a pair")
         if self.scale and not (len(self.scale) == 2 and self.scale[1] > 0):
             raise ValueError(f"scale {self.scale}: give the mean and a standard deviation above 0")

@@ -16,6 +16,7 @@ from ctx_jax import kernels
 from ctx_jax.contract import Batch, Reader, TokenStore, Variables
 from ctx_jax.data.loader import Loader
 from ctx_jax.evaluation.perplexity import accumulate, measure
+from ctx_jax.objectives.distillation import TEACHER
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.signals import Interrupted, Preempted
@@ -23,7 +24,15 @@ from ctx_jax.training.checkpoints import METRICS, Checkpoints, find_checkpoint
 from ctx_jax.training.metrics import Display, Meter, Metrics, due, read_metrics, summary
 from ctx_jax.training.optimizers import OptimizerConfig
 from ctx_jax.training.retention import exhausted, score, scores
-from ctx_jax.training.state import TrainState, abstract_state, init_state, memory_maker, shardings_of, variables
+from ctx_jax.training.state import (
+    TrainState,
+    abstract_fixed,
+    abstract_state,
+    init_state,
+    memory_maker,
+    shardings_of,
+    variables,
+)
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepared_shapes
 from ctx_jax.training.stopping import Stop, Watch
 
@@ -139,7 +148,7 @@ def train(
     evaluation_rows = evaluation_batch_size or batch_size
     check_batch(mesh, evaluation_rows, name="evaluation_batch_size")
     shapes = prepared_shapes(objective, text.reader, text.store, batch_size)
-    abstract = abstract_state(model, built, shapes, mesh)
+    abstract = abstract_state(model, built, shapes, mesh, abstract_fixed(objective, shapes, mesh))
     run.mkdir(parents=True, exist_ok=True)
     watch.timeout = training.timeout
     watch.at(0, "start")
@@ -164,9 +173,14 @@ def train(
             state, reader_start = state._replace(memory=memory_maker(model, batch_size, mesh)()), done
             display.log(f"goes on from {continue_from} after step {done} of {steps}")
         else:
-            state, done, reader_start = init_state(model, built, shapes, mesh, training.seed), 0, 0
+            done, reader_start = 0, 0
+            fixed = {} if source is None else teacher_of(*source, abstract.fixed)
+            state = init_state(model, built, shapes, mesh, training.seed, fixed)
             if source is not None:
-                params, rest = matching(*source, state.params, anew)
+                if fixed:
+                    params, rest = taught(objective, fixed, state.params)
+                else:
+                    params, rest = matching(*source, state.params, anew)
                 state = state._replace(params=params)
                 display.log(f"starts from {start_from}; new parameters: {', '.join(rest) or 'none'}")
 
@@ -301,6 +315,25 @@ def matching(run: Path, step: int, params: Any, anew: tuple[str, ...]) -> tuple[
     with Checkpoints(run) as checkpoints:
         found, rest = checkpoints.restore_matching(step, {name: params[name] for name in params if name not in own})
     return {**found, **own}, [*rest, *own]
+
+
+def teacher_of(run: Path, step: int, abstract: Any) -> Any:
+    """`TrainState.fixed` of a new run: the parameters of another run's checkpoint, where it has a teacher."""
+    with Checkpoints(run) as checkpoints:
+        return {name: checkpoints.restore_params(step, params) for name, params in abstract.items()}
+
+
+def taught(objective: Any, fixed: Any, params: Any) -> tuple[Any, list[str]]:
+    """`Distillation.student`, each device making its own part."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
+    rest: list[str] = []
+
+    def student(teacher: Any, params: Any) -> Any:
+        found, new = objective.student(teacher, params)
+        rest.extend(new)  # known once it is traced
+        return found
+
+    return jax.jit(student, out_shardings=shardings)(fixed[TEACHER], params), rest
 
 
 class Evaluator:

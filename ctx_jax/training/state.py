@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from ctx_jax.contract import Variables
 from ctx_jax.layers.parameters import axes_of, unboxed
+from ctx_jax.objectives.distillation import TEACHER, Distillation
 from ctx_jax.parallel.mesh import AnyMesh
 from ctx_jax.parallel.sharding import batch_sharding, like_parameters, parameter_shardings, replicated
 from ctx_jax.training.optimizers import Optimizer
@@ -43,14 +44,14 @@ def abstract_state(model: Any, optimizer: Optimizer, batch: Any, mesh: AnyMesh, 
 
     Args:
         batch: a prepared batch, or its shapes.
-        fixed: values (or their shapes) of `TrainState.fixed`; parameters at its paths are not trained.
+        fixed: values (or their shapes) of `TrainState.fixed`; parameters at its paths are not trained. What is on the
+            mesh already stays where it is; the rest is sharded as the parameters are that it stands for.
 
     Raises ValueError, naming the tensor, if a parameter does not divide over the mesh.
     """
     fixed = fixed or {}
-    boxed = jax.eval_shape(lambda: initial_parameters(model, batch, mesh, 0))
-    shapes = unboxed(boxed)
-    shardings = parameter_shardings(mesh, shapes, axes_of(boxed))
+    shapes = abstract_parameters(model, batch, mesh)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
     params, params_shardings = without(shapes, fixed), without(shardings, fixed)
     opt_state = jax.eval_shape(optimizer.tx.init, params)
     memory = jax.eval_shape(lambda: model.init_memory(row_count(batch)))
@@ -58,13 +59,32 @@ def abstract_state(model: Any, optimizer: Optimizer, batch: Any, mesh: AnyMesh, 
     def with_shardings(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
+    def placed(leaf: Any, sharding: Any) -> Any:
+        own = getattr(leaf, "sharding", None)
+        return own if isinstance(own, jax.sharding.NamedSharding) else sharding
+
     return TrainState(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),
         params=with_shardings(params, params_shardings),
-        fixed=with_shardings(fixed, like_parameters(mesh, fixed, shapes, shardings)),
+        fixed=with_shardings(fixed, jax.tree.map(placed, fixed, like_parameters(mesh, fixed, shapes, shardings))),
         opt_state=with_shardings(opt_state, like_parameters(mesh, opt_state, params, params_shardings)),
         memory=jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), memory),
     )
+
+
+def abstract_parameters(model: Any, batch: Any, mesh: AnyMesh) -> Any:
+    """The parameters as shapes with shardings; arguments and errors as `abstract_state`."""
+    boxed = jax.eval_shape(lambda: initial_parameters(model, batch, mesh, 0))
+    shapes = unboxed(boxed)
+    shardings = parameter_shardings(mesh, shapes, axes_of(boxed))
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def abstract_fixed(objective: Any, batch: Any, mesh: AnyMesh) -> Any:
+    """`TrainState.fixed` of an objective as shapes with shardings: its teacher's parameters, if it has a teacher."""
+    if not isinstance(objective, Distillation):
+        return {}
+    return {TEACHER: abstract_parameters(objective.teacher.build(), batch, mesh)}
 
 
 def shardings_of(abstract: TrainState) -> TrainState:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
@@ -98,10 +98,10 @@ def combined(layers: list[jax.Array], how: Combination) -> jax.Array:
 
 
 class Rows:
-    """The rows of texts, each with the place of its first vector; to be read once."""
+    """The rows of texts, or of pairs of them, each with the place of its first vector; to be read once."""
 
     def __init__(
-        self, shape: Template, tokenizer: Tokenizer, length: int, pooling: Pooling, texts: Iterable[str]
+        self, shape: Template, tokenizer: Tokenizer, length: int, pooling: Pooling, texts: Iterable[Sequence[str]]
     ) -> None:
         self.shape, self.length = shape, length
         self.offsets = array("q", [0])
@@ -111,12 +111,12 @@ class Rows:
         self._tokenizer, self._pooling, self._texts = tokenizer, pooling, texts
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
-        for text in self._texts:
-            row = self.shape.row([self._tokenizer.encode(text)], self.length)
+        for own in self._texts:
+            row = self.shape.row([self._tokenizer.encode(text) for text in own], self.length)
             place = self.offsets[-1]
             self.offsets.append(place + self.count(row))
             self.cut += row.cut
-            self.bytes += utf8_size(text) + 1
+            self.bytes += sum(utf8_size(text) + 1 for text in own)
             yield place, row
 
     def count(self, row: Row) -> int:
@@ -166,7 +166,7 @@ def extract(
     shape = template(config, run.tokenizer.vocabulary)
     length = row_length(config, shape, length)
     size = divisible_rows(run.mesh, batch_size)
-    rows = Rows(shape, run.tokenizer, length, choice.pooling, texts(file, field, errors))
+    rows = Rows(shape, run.tokenizer, length, choice.pooling, ((text,) for text in texts(file, field, errors)))
     try:
         written = write(run, choice, rows, size, input_size(file), output)
     except KeyboardInterrupt:

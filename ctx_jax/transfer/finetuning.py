@@ -8,16 +8,19 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from ctx_jax.data.articles import ArticleCorpus
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.examples import ExampleStore
 from ctx_jax.data.tokenizers import Pretrained, Tokenizer
 from ctx_jax.evaluation.files import Encoder, FileTask
 from ctx_jax.experiment import TOKENIZER, Experiment, load
+from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import TASK_TOKENS, GptConfig
+from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.progress import tell
 from ctx_jax.text import own_tokenizer
 from ctx_jax.training.checkpoints import named
-from ctx_jax.transfer.inputs import template
+from ctx_jax.transfer.detection import ArticleTask, form
 
 HEAD = ("classifier", "token_classifier")
 """The modules of heads: what another task's learned is not taken over."""
@@ -29,25 +32,53 @@ def is_task(experiment: Experiment) -> bool:
 
 def adapted(experiment: Experiment, source: Path) -> Experiment:
     """The experiment of a task with the network and the tokenizer of the run that it starts from; without a memory,
-    since examples do not go on from each other. Another experiment stays as it is."""
-    if not is_task(experiment):
+    since examples do not go on from each other; that of a distillation with the run's network as teacher. Another
+    experiment stays as it is."""
+    distils = isinstance(experiment.objective, Distillation)
+    if not (is_task(experiment) or distils):
         return experiment
     folder, _ = named(source)
-    theirs = load(folder / "experiment.json").model
-    if experiment.data.corpus.head == "classes":
+    origin = load(folder / "experiment.json")
+    if distils:
+        return distilled(experiment, origin.model, folder)
+    corpus = experiment.data.corpus
+    if corpus.head == "classes":
         heads: dict[str, Any] = {"token_classes": None, "pooler": True}
     else:
         heads = {"classes": None, "pooler": False}
-    model = with_fields(theirs, memory_length=0, reuse_length=None, **heads)
+    model = with_fields(origin.model, memory_length=0, reuse_length=None, **heads)
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
     tokenizer = Pretrained(folder / TOKENIZER)
-    if isinstance(model, GptConfig):
+    if isinstance(corpus, ArticleTask):
+        if not isinstance(origin.data.corpus, ArticleCorpus):
+            raise ValueError(f"--from {source} was not trained on articles: choose a run of grover")
+        corpus = replace(corpus, texts=origin.data.corpus.fields)
+    elif isinstance(model, GptConfig):
         v = tokenizer.load(Path(tokenizer.path)).vocabulary
         model = replace(model, task_tokens=len({v.begin, v.separator, v.classification}) < TASK_TOKENS)
-    data = replace(experiment.data, tokenizer=tokenizer, reader=reader)
+    data = replace(experiment.data, corpus=corpus, tokenizer=tokenizer, reader=reader)
     return replace(experiment, model=model, data=data)
+
+
+def distilled(experiment: Experiment, teacher: Any, folder: Path) -> Experiment:
+    """The experiment of a distillation with this teacher, whose run is in `folder`: the student is like it, with half
+    of the layers, and without segments and pooler (Sanh et al. 2019, section 2). Raises ValueError for a teacher that
+    is no encoder."""
+    if not isinstance(teacher, BertConfig):
+        raise ValueError(f"--from {folder} is a {type(teacher).__name__}: choose a run of BERT to distil")
+    student = replace(
+        teacher, layers=max(1, teacher.layers // 2), segments=0, pooler=False, classes=None, token_classes=None
+    )
+    data = experiment.data
+    reader = replace(data.reader, length=min(data.reader.length, teacher.max_length))
+    return replace(
+        experiment,
+        model=student,
+        objective=replace(experiment.objective, teacher=teacher),
+        data=replace(data, tokenizer=Pretrained(folder / TOKENIZER), reader=reader),
+    )
 
 
 def with_fields(config: Any, **values: Any) -> Any:
@@ -58,13 +89,17 @@ def with_fields(config: Any, **values: Any) -> Any:
 
 def completed(experiment: Experiment) -> Experiment:
     """The experiment with what the examples decide: the names of the classes, the size of the head, the steps of so
-    many epochs, and by what the best checkpoint is chosen. One without a task stays as it is.
+    many epochs, and by what the best checkpoint is chosen; of articles, the ids that mark their fields. Another stays
+    as it is.
 
     Raises ValueError for bad examples, naming file and line.
     """
     if not is_task(experiment):
         if experiment.training.epochs is not None:
             raise ValueError("training.epochs counts passes over labelled examples: choose training.steps")
+        if isinstance(corpus := experiment.data.corpus, ArticleCorpus):
+            size = experiment.data.tokenizer.vocabulary_size + corpus.markers
+            return replace(experiment, model=replace(experiment.model, vocabulary_size=size))
         return experiment
     task = experiment.data.corpus.with_labels()
     experiment = replace(
@@ -107,7 +142,8 @@ def trained_rows(experiment: Experiment) -> int:
 def encoder(experiment: Experiment, reader: Any, tokenizer: Tokenizer) -> Encoder:
     """How the experiment's model reads examples."""
     both = getattr(experiment.objective, "both_orders", False)
-    return Encoder(tokenizer, template(experiment.model, tokenizer.vocabulary, head=True, both_orders=both), reader)
+    shape = form(experiment.data.corpus, experiment.model, tokenizer.vocabulary, both_orders=both)
+    return Encoder(tokenizer, shape, reader)
 
 
 def open_examples(experiment: Experiment, splits: Iterable[Split], tokenizer: Tokenizer) -> dict[Split, ExampleStore]:
