@@ -125,7 +125,7 @@ def test_padding_and_batch_mates_change_no_prediction():
     ("options", "message"),
     [
         (["--pooling", "word"], "--pooling word gives several vectors a text"),
-        (["--kind", "tagging"], "name --validation and --test"),
+        (["--kind", "tagging"], "unknown tag 'early'"),
         (["--tagger.epochs", "0"], "epochs 0: choose 1 or more"),
     ],
 )
