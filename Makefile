@@ -12,7 +12,7 @@ EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 THEIRS := $(VENV)-originals
 CLONES := google-research/bert openai/gpt-2 zihangdai/xlnet kimiyoung/transformer-xl
 
-.PHONY: install quickstart test check-data check-slurm check-kills check-harness parity golden originals lint types clean
+.PHONY: install quickstart test check-data check-slurm check-kills check-tasks check-harness parity golden originals lint types clean
 
 install: $(VENV)/.run
 
@@ -22,7 +22,7 @@ quickstart: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
-	  --ignore=tests/evaluation/harness
+	  --ignore=tests/transfer/tasks --ignore=tests/evaluation/harness
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
@@ -41,6 +41,10 @@ check-slurm: $(VENV)/.dev
 ONLY ?=
 check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
+
+# Runs that learn a task from end to end: fine-tuning, distillation, probes, fields of articles.
+check-tasks: $(VENV)/.dev
+	$(TEST) -n 2 --dist loadfile tests/transfer/tasks
 
 # lm-evaluation-harness on tasks of our own, without a network, in an environment of its own.
 check-harness: $(VENV)-harness/.made

@@ -26,10 +26,12 @@ class Choices(Supervised):
         prepared = super().prepare(batch, keys, vocabulary)
         return {**prepared, "target_weights": prepared["target_weights"][: len(batch["example"])]}
 
-    def scores(self, model: Any, variables: Variables, batch: Batch, key: jax.Array | None) -> jax.Array:
-        """[B, C] fp32."""
-        scores = super().scores(model, variables, as_rows(batch), key)[:, 0]
-        return scores.reshape(-1, batch["example"].shape[0]).T
+    def _read(
+        self, model: Any, variables: Variables, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """The scores [B, C] fp32, and the hidden states of the rows [C * B, T, D]."""
+        scores, hidden = super()._read(model, variables, as_rows(batch), key)
+        return scores[:, 0].reshape(-1, batch["example"].shape[0]).T, hidden
 
 
 def as_rows(batch: Batch) -> Batch:

@@ -104,7 +104,7 @@ def test_mistakes_are_named(here, words, message, capsys):
 
 
 def test_the_grid_of_the_paper():
-    runs = called(str(Path(__file__).parents[2] / "experiments/sweeps/finetuning.py") + ":bert")
+    runs = called(str(Path(__file__).parents[3] / "experiments/sweeps/finetuning.py") + ":bert")
     tried = {
         (each.experiment.data.batch_size, each.experiment.optimizer.schedule.rate, each.experiment.training.epochs)
         for each in runs
