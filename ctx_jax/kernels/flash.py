@@ -256,7 +256,7 @@ def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Set
     queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
     return call(
         programs.scores_kernel, (blocks.shape[1], heads, rows), settings, operands.content, operands.position, known,
-        blocks, spans(blocks, settings.queries), outputs=[pairs, queries],
+        spans(blocks, settings.queries), outputs=[pairs, queries],
     )  # fmt: skip
 
 
@@ -284,7 +284,7 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
         return by_content, by_key, by_value, None, None, None
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
-        programs.position_kernel, by_query_block, settings, content, key, own, segment, known, blocks,
+        programs.position_kernel, by_query_block, settings, content, key, own, segment, known,
         spans(blocks, settings.queries), *by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
@@ -292,8 +292,8 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     distances = -(-(count + groups - 1) // tiles.BLOCK)
     shape = len(position.relative), distances * tiles.BLOCK + groups - 1, *position.relative.shape[2:]
     [by_distance] = call(
-        programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, known, blocks,
-        *by_pairs, outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
+        programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, *by_pairs,
+        outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
     )  # fmt: skip
     by_position = Position(
         by_distance.sum(0)[:, groups - 1 : groups - 1 + count].astype(position.relative.dtype),

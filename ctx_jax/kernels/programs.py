@@ -34,10 +34,10 @@ def of_part(settings: Settings, i: Any, run: Any) -> None:
         pl.when((part.block <= i) & (i < part.end))(lambda part=part: run(part))
 
 
-def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, settings: Settings) -> None:
+def scores_kernel(content, position, facts, spans, scores, turned, *, settings: Settings) -> None:
     """The position term of all pairs that meet [H, B, T, S], and its queries [B, T, H, C], both in UNIT."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    distances = Distances(Tile(facts, b, h, settings), position, blocks, spans)
+    distances = Distances(Tile(facts, b, h, settings), position, spans)
 
     def run(part: Part) -> None:
         rows = distances.rows(part, i)
@@ -127,12 +127,22 @@ def key_kernel(
     content, key, value, scores, gate, facts, blocks, out_gradient, normalizer, delta,
     by_key, by_value, by_pairs: Any = None, *, settings: Settings,
 ) -> None:  # fmt: skip
-    """Gradients by keys and values and, if asked, by the scores of all pairs that meet. `scores` are those of
-    `scores_kernel`, `gate` the forward kernel's."""
+    """Gradients by keys and values and, if asked, by the scores of all pairs, 0 where they do not meet. `scores` are
+    `scores_kernel`'s, `gate` the forward kernel's."""
     j, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, keys=j)
     keys, values = (settings.keys.read(x, b, j, h) for x in (key, value))
     carry = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.float32)
+
+    def write(i: Any, by_scores: jax.Array) -> None:
+        if by_pairs is not None:
+            rows = jnp.broadcast_to((i * tiles.BLOCK + tile.iota)[None, :], by_scores.shape)
+            columns = jnp.broadcast_to((j * tiles.BLOCK + tile.iota)[:, None], by_scores.shape)
+            plgpu.store(by_pairs.at[h, b, rows, columns], by_scores)
+
+    def nothing(i: Any, _: None) -> None:
+        write(i, jnp.zeros((tiles.BLOCK, tiles.BLOCK), content.dtype))
+
     for number, part in enumerate(settings.queries):
 
         def step(i: Any, carry: Any, part: Part = part) -> Any:
@@ -148,27 +158,28 @@ def key_kernel(
             by_scores = (probabilities * chosen(left, by_probabilities, -deltas)).astype(query.dtype)
             kept = chosen(left, probabilities, unknown_zero(deltas))
             value_sum += dot(kept.astype(gradient.dtype), gradient)
-            if by_pairs is not None:
-                rows = jnp.broadcast_to((i * tiles.BLOCK + tile.iota)[None, :], by_scores.shape)
-                columns = jnp.broadcast_to((j * tiles.BLOCK + tile.iota)[:, None], by_scores.shape)
-                plgpu.store(by_pairs.at[h, b, rows, columns], by_scores)
+            write(i, by_scores)
             key_sum += dot(by_scores, query)
             return key_sum, value_sum
 
-        carry = jax.lax.fori_loop(blocks[b, j, 2 * number], blocks[b, j, 2 * number + 1], step, carry)
+        first, end = blocks[b, j, 2 * number], blocks[b, j, 2 * number + 1]
+        carry = jax.lax.fori_loop(first, end, step, carry)
+        if by_pairs is not None:
+            jax.lax.fori_loop(part.block, first, nothing, None)
+            jax.lax.fori_loop(end, part.end, nothing, None)
     key_sum, value_sum = carry
     settings.keys.write(by_key, b, j, h, key_sum)
     settings.keys.write(by_value, b, j, h, value_sum * settings.kept)
 
 
 def position_kernel(
-    content, key, position, segment, facts, blocks, spans, by_pairs, by_content, by_gate, sums, *, settings: Settings
+    content, key, position, segment, facts, spans, by_pairs, by_content, by_gate, sums, *, settings: Settings
 ) -> None:  # fmt: skip
     """Gradients by the queries, from those by the scores of all pairs. `sums` [B, blocks, 3, H, C] are over a program's
     queries: the gradients of the content term's, of the position term's, and the content queries times their gate's."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings)
-    distances = Distances(tile, position, blocks, spans)
+    distances = Distances(tile, position, spans)
     nothing = jnp.zeros((tiles.BLOCK, key.shape[-1]), jnp.float32)
 
     def run(part: Part) -> None:
@@ -177,7 +188,7 @@ def position_kernel(
 
         def by_key(j: Any, carry: Any) -> Any:
             content_sum, gate_sum = carry
-            pairs = distances.pairs(by_pairs, rows.numbers, j * tiles.BLOCK + tile.iota[None, :])
+            pairs = tiles.pairs(by_pairs, b, h, rows.numbers, j * tiles.BLOCK + tile.iota[None, :])
             content_sum += dot(pairs, settings.keys.read(key, b, j, h))
             if own_segment is not None:
                 same = own_segment[:, None] == tile.key_fact(1, j)[None, :]
@@ -185,7 +196,7 @@ def position_kernel(
             return content_sum, gate_sum
 
         def by_distance(n: Any, total: jax.Array) -> jax.Array:
-            pairs = distances.pairs(by_pairs, rows.numbers, n * tiles.BLOCK + rows.keys)
+            pairs = tiles.pairs(by_pairs, b, h, rows.numbers, n * tiles.BLOCK + rows.keys)
             return total + dot(pairs, distances.relative(rows.start + n * tiles.BLOCK))
 
         content_sum, gate_sum = jax.lax.fori_loop(*rows.span, by_key, (nothing, jnp.zeros(tiles.BLOCK, jnp.float32)))
@@ -201,7 +212,7 @@ def position_kernel(
     of_part(settings, i, run)
 
 
-def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, settings: Settings) -> None:
+def relative_kernel(query, position, by_pairs, by_relative, *, settings: Settings) -> None:
     """Gradients by the keys of distances, [G, N, P, H, C] in fp32, the first of which is number G - 1. Of a block of
     distances and the rows of B that go by one direction, a program sums every G-th of the consecutive queries, and
     every G-th block of those at any place. `query` are `scores_kernel`'s."""
@@ -217,9 +228,9 @@ def relative_kernel(query, position, facts, blocks, by_pairs, by_relative, *, se
     start = block * tiles.BLOCK - behind % groups
 
     def add(total: jax.Array, n: Any, numbers: jax.Array, keys: Any) -> jax.Array:
-        b = position.order[n]
-        distances = Distances(Tile(facts, b, h, settings), position, blocks, None)
-        pairs = distances.pairs(by_pairs, numbers, keys(b))
+        # what is read by what was read is brought late: rows that all go by one direction are in their own order
+        b = n if directions == 1 else position.order[n]
+        pairs = tiles.pairs(by_pairs, b, h, numbers, keys(b))
         return total + dot(pairs.T, query[b, numbers, h, :])
 
     def consecutive(part: Part, total: jax.Array) -> jax.Array:

@@ -230,9 +230,11 @@ class Tile:
         return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
 
     def term(self, scores: Any, i: Any, j: Any) -> jax.Array:
-        """The position term, fp32, as `scores_kernel` wrote it."""
+        """The position term, fp32, as `scores_kernel` wrote it. By a product with the identity, which is exact: only
+        what a product reads is brought while the tile before is computed, and it need not go through registers."""
         term = scores[self.h, self.b, pl.ds(i * BLOCK, BLOCK), pl.ds(j * BLOCK, BLOCK)]
-        return (term.T if self.turned else term).astype(jnp.float32) * UNIT
+        identity = jnp.where(self.iota[:, None] == self.iota[None, :], UNIT, 0.0).astype(term.dtype)
+        return dot(identity, term.T) if self.turned else dot(term, identity)
 
     def kept(self, i: Any, j: Any) -> jax.Array | None:
         """What dropout leaves of a tile; None = all."""
@@ -276,9 +278,11 @@ class Rows(NamedTuple):
 class Distances:
     """The position term of a tile's queries."""
 
-    def __init__(self, tile: Tile, term: PositionTerm, blocks: Any, spans: Any) -> None:
-        """`blocks` and `spans` are those of `kernels.blocks`."""
-        self.tile, self.term, self.met, self.spans = tile, term, blocks, spans
+    def __init__(self, tile: Tile, term: PositionTerm, spans: Any) -> None:
+        """`spans` are those of `kernels.blocks`."""
+        self.tile, self.term, self.spans = tile, term, spans
+        # not in a loop, where all that is read by it would have to wait for it
+        self.direction = term.direction[tile.b]
 
     def rows(self, part: Part, i: Any) -> Rows:
         """Those of the program that writes, or reads, the i-th block of a part. Consecutive ones are `stride` apart, so
@@ -309,18 +313,15 @@ class Distances:
     def relative(self, start: Any) -> jax.Array:
         """The keys of BLOCK distances from one on, [BLOCK, C]; what is not there belongs to keys that are not seen."""
         rows = jnp.clip(start + self.tile.iota, 0, self.term.relative.shape[1] - 1)
-        return self.term.relative[self.term.direction[self.tile.b], rows, self.tile.h, :]
+        return self.term.relative[self.direction, rows, self.tile.h, :]
 
-    def pairs(self, array: Any, numbers: jax.Array, keys: jax.Array) -> jax.Array:
-        """Of an array of all pairs [H, B, T, S]: those of BLOCK queries with keys [BLOCK, BLOCK] or [1, BLOCK], 0 where
-        they do not meet."""
-        own = jax.lax.div(numbers, BLOCK)
-        first, end = (plgpu.load(self.met.at[self.tile.b, own, n])[:, None] * BLOCK for n in (0, 1))
-        keys = jnp.broadcast_to(keys, (BLOCK, BLOCK))
-        rows = jnp.broadcast_to(numbers[:, None], keys.shape)
-        return plgpu.load(
-            array.at[self.tile.h, self.tile.b, rows, keys], mask=(keys >= first) & (keys < end), other=0.0
-        )
+
+def pairs(array: Any, b: Any, h: Any, numbers: jax.Array, keys: jax.Array) -> jax.Array:
+    """Of an array of all pairs [H, B, T, S]: those of BLOCK queries with keys [BLOCK, BLOCK] or [1, BLOCK], 0 for keys
+    that are not there."""
+    keys = jnp.broadcast_to(keys, (BLOCK, BLOCK))
+    rows = jnp.broadcast_to(numbers[:, None], keys.shape)
+    return plgpu.load(array.at[h, b, rows, keys], mask=(keys >= 0) & (keys < array.shape[-1]), other=0.0)
 
 
 def stride(part: Part) -> int:
