@@ -27,8 +27,11 @@ from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.parallel.sharding import RULES
 
-WARPS, STAGES = 4, 3
-"""Warps of a program, and tiles that are on their way to it."""
+WARPS = 4
+"""Of a program."""
+STAGES = {"forward_kernel": 2, "relative_kernel": 2}
+"""Tiles on their way to a program, 3 where a kernel is not named: with 2, three programs of those fit beside each other
+instead of two."""
 FEW, WIDEST = 16, 128
 """The least queries that are worth a kernel, and the most channels of a head that fit."""
 KEPT = 3 * 2**27
@@ -193,7 +196,7 @@ def call(
         grid=grid,
         out_shape=outputs,
         interpret=settings.interpret,
-        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES),
+        compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES.get(kernel.__name__, 3)),
         name=kernel.__name__,
     )(*operands)
 

@@ -57,11 +57,13 @@ def main() -> None:
     found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, *sys.argv[1:], "--data", str(options.data or folder), "--alone"]
+        given = os.environ.get("PYTHONPATH", "")
         for _ in range(options.rounds):
             for cores in options.cores:
                 os.sched_setaffinity(0, available[:cores])  # which the processes inherit
                 for checkout in checkouts:
-                    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(checkout)}
+                    paths = os.pathsep.join(filter(None, (str(checkout), given)))
+                    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
                     lines = subprocess.run(
                         command, env=environment, check=True, stdout=subprocess.PIPE, text=True
                     ).stdout

@@ -137,9 +137,9 @@ def test_position_terms_computed_again_are_those_that_were_kept(monkeypatch):
         return (y * normal(6, *y.shape)).sum()
 
     def gradients(written):
-        traced = jax.jit(jax.grad(loss, tuple(range(6)))).trace(*operands)
-        assert str(traced.jaxpr).count("name=scores_kernel") == written
-        return traced.lower().compile()(*operands)
+        gradient = jax.grad(loss, tuple(range(6)))
+        assert str(jax.make_jaxpr(gradient)(*operands)).count("name=scores_kernel") == written
+        return gradient(*operands)  # not as one program, in which what surrounds a kernel changes how it rounds
 
     kept = gradients(1)
     monkeypatch.setattr(flash, "KEPT", 0)
