@@ -84,11 +84,12 @@ def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, j
     return blocks, of_keys, whole.astype(jnp.int32)
 
 
-def spans(blocks: jax.Array, parts: Sequence[Part]) -> jax.Array:
-    """The blocks of keys that the queries of a program with distances meet, [B, T / BLOCK, 2]."""
+def spans(blocks: jax.Array, parts: Sequence[Part], most: int) -> jax.Array:
+    """The blocks of keys that the queries of a program with distances meet, [B, T / BLOCK, 2]; `most` as for
+    `tiles.stride`."""
     spans = []
     for part in parts:
-        step = tiles.stride(part)
+        step = tiles.stride(part, most)
         own = blocks[:, part.block : part.end].reshape(len(blocks), -1, step, 2)
         some = own[..., 0] < own[..., 1]
         first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)

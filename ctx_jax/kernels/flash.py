@@ -259,7 +259,7 @@ def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Set
     queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
     return call(
         programs.scores_kernel, (blocks.shape[1], heads, rows), settings, operands.content, operands.position, known,
-        spans(blocks, settings.queries), outputs=[pairs, queries],
+        blocks, spans(blocks, settings.queries, tiles.WRITTEN), outputs=[pairs, queries],
     )  # fmt: skip
 
 
@@ -288,10 +288,10 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
         programs.position_kernel, by_query_block, settings, content, key, own, segment, known,
-        spans(blocks, settings.queries), *by_pairs,
+        spans(blocks, settings.queries, tiles.READ), *by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
-    count, groups = position.relative.shape[1], tiles.stride(settings.queries[0])
+    count, groups = position.relative.shape[1], tiles.stride(settings.queries[0], tiles.READ)
     distances = -(-(count + groups - 1) // tiles.BLOCK)
     shape = len(position.relative), distances * tiles.BLOCK + groups - 1, *position.relative.shape[2:]
     [by_distance] = call(

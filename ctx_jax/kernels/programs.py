@@ -34,16 +34,17 @@ def of_part(settings: Settings, i: Any, run: Any) -> None:
         pl.when((part.block <= i) & (i < part.end))(lambda part=part: run(part))
 
 
-def scores_kernel(content, position, facts, spans, scores, turned, *, settings: Settings) -> None:
+def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, settings: Settings) -> None:
     """The position term of all pairs that meet [H, B, T, S], and its queries [B, T, H, C], both in UNIT."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    distances = Distances(Tile(facts, b, h, settings), position, spans)
+    distances = Distances(Tile(facts, b, h, settings), position, spans, tiles.WRITTEN)
 
     def run(part: Part) -> None:
         rows = distances.rows(part, i)
         query = distances.query(rows.read(content, b, h))
         store(turned, b, rows.numbers, h, query, None)
-        first, end = (block * tiles.BLOCK for block in rows.span)
+        own = jax.lax.div(rows.numbers, tiles.BLOCK)
+        first, end = (plgpu.load(blocks.at[b, own, n])[:, None] * tiles.BLOCK for n in (0, 1))
 
         def block(n: Any, _: None) -> None:
             keys = n * tiles.BLOCK + rows.keys
@@ -179,7 +180,7 @@ def position_kernel(
     queries: the gradients of the content term's, of the position term's, and the content queries times their gate's."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings)
-    distances = Distances(tile, position, spans)
+    distances = Distances(tile, position, spans, tiles.READ)
     nothing = jnp.zeros((tiles.BLOCK, key.shape[-1]), jnp.float32)
 
     def run(part: Part) -> None:

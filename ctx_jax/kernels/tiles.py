@@ -6,7 +6,9 @@ queries with blocks of distances are written to where their keys are, once, and 
 in the backward pass the gradients of the scores are written by key and read by distance.
 
 By distance, rows that are one place apart start anywhere in memory, and go there by two bytes. A program that takes
-every STRIDE-th row has rows that are STRIDE keys apart: eight bytes at once.
+queries some places apart has rows that start so many keys apart. Memory gives eight bytes at once nearly as fast as
+more, and takes less than whole, aligned 32 bytes at a third of its speed: programs that write take queries farther
+apart than those that read.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ BLOCK = 64
 """Queries and keys of a tile."""
 NOTHING = -(2**31)
 """Lowest code of a query that sees nothing."""
-STRIDE = 4
-"""Keys that go to memory together; a power of two. The more they are, the more distances a program meets in vain."""
+READ, WRITTEN = 4, 16
+"""Keys that are read, or written, together, where there are enough queries; powers of two. The more they are, the more
+distances a program meets in vain."""
 LOG2E = math.log2(math.e)
 """For powers of two: an exponential takes many instructions, a power of two one."""
 UNIT = 16.0
@@ -278,16 +281,16 @@ class Rows(NamedTuple):
 class Distances:
     """The position term of a tile's queries."""
 
-    def __init__(self, tile: Tile, term: PositionTerm, spans: Any) -> None:
-        """`spans` are those of `kernels.blocks`."""
-        self.tile, self.term, self.spans = tile, term, spans
+    def __init__(self, tile: Tile, term: PositionTerm, spans: Any, most: int) -> None:
+        """`spans` are those of `kernels.blocks`; `most` as for `stride`."""
+        self.tile, self.term, self.spans, self.most = tile, term, spans, most
         # not in a loop, where all that is read by it would have to wait for it
         self.direction = term.direction[tile.b]
 
     def rows(self, part: Part, i: Any) -> Rows:
         """Those of the program that writes, or reads, the i-th block of a part. Consecutive ones are `stride` apart, so
         that as many keys at neighbouring distances of each are where memory is read and written at once."""
-        iota, step = self.tile.iota, stride(part)
+        iota, step = self.tile.iota, stride(part, self.most)
         first, end = self.spans[self.tile.b, i, 0], self.spans[self.tile.b, i, 1]
         if part.consecutive:
             begin = i // step * step * BLOCK + i % step
@@ -324,9 +327,10 @@ def pairs(array: Any, b: Any, h: Any, numbers: jax.Array, keys: jax.Array) -> ja
     return plgpu.load(array.at[h, b, rows, keys], mask=(keys >= 0) & (keys < array.shape[-1]), other=0.0)
 
 
-def stride(part: Part) -> int:
-    """How many rows apart those are that a program with distances takes."""
-    return math.gcd(STRIDE, part.blocks) if part.consecutive else 1
+def stride(part: Part, most: int) -> int:
+    """How many places apart the queries are that a program with distances takes: at most `most` (READ or WRITTEN), and
+    half of the part's blocks, since it meets the keys of as many blocks."""
+    return max(1, math.gcd(2 * most, part.blocks) // 2) if part.consecutive else 1
 
 
 def narrow(dtype: Any) -> Any:

@@ -20,6 +20,7 @@ KEY = jax.random.key(7)
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "BLOCK", 16)
+    monkeypatch.setattr(tiles, "READ", 2)
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -67,10 +68,10 @@ def test_attention(causal, window, length, rate):
 @pytest.mark.parametrize(
     ("case", "queries", "keys"),
     [
-        ("causal, memory", 61, 90),  # four blocks: programs take every fourth query; of three, all in a row
-        ("band", 96, 96),  # every second
+        ("causal, memory", 61, 90),  # four blocks: programs take every second query; of three or six, all in a row
+        ("band", 96, 96),
         ("two directions, segments", 37, 60),
-        ("two directions, segments", 128, 130),  # every eighth
+        ("two directions, segments", 128, 130),  # every fourth is written together, every second read
         ("places", 37, 60),
         ("places, segments", 37, 60),
         ("both, segments", 61, 70),
