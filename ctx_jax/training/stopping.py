@@ -25,6 +25,9 @@ PULSE, LOST, SILENT = 1.0, 8.0, 60.0
 """Seconds between looks at the other hosts; without a sign of life after which a host is taken for gone, if a
 collective has failed; and if none has."""
 
+ECHO = 1.0
+"""Seconds in which the same notice is the same: `timeout` gives it to its command and then to the command's group."""
+
 LINGER = 4.0
 """Seconds that process 0 stays when all is over: without it the others end before they know why."""
 
@@ -77,10 +80,13 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[Self]:
         """Receives signals in this block."""
-        came = 0
+        came, last, since = 0, 0, 0.0
 
         def answer(number: int) -> None:
-            nonlocal came
+            nonlocal came, last, since
+            before, last, since = (last, since), number, time.monotonic()
+            if number in NOTICES and before[0] == number and since - before[1] < ECHO:
+                return
             came += 1
             if not self.started:
                 leave(number, f"stopped by {called(number)} before a step was done: the same command goes on")

@@ -130,6 +130,7 @@ with Watch(0.5 if how == "watch" else 0) as watch, Stop(mesh).listening() as sto
         ("early", [signal.SIGTERM], 75, "stopped by SIGTERM before a step was done"),
         ("twice", [signal.SIGTERM, signal.SIGUSR1], 75, "stopped at once by SIGUSR1"),
         ("twice", [signal.SIGTERM, signal.SIGINT], 130, "stopped at once by Ctrl-C"),
+        ("echo", [signal.SIGTERM, signal.SIGINT], 130, "stopped at once by Ctrl-C"),
         ("watch", [], 1, "has waited 1 s for step 8: nothing moves any more"),
     ],
 )
@@ -148,6 +149,9 @@ def test_a_process_that_hangs_ends_with_a_line_that_says_why(how, signals, code,
             process.send_signal(number)
             while "stopping after this step" not in process.stderr.readline():
                 assert process.poll() is None
+        if how == "echo":  # as `timeout` does
+            process.send_signal(signals[0])
+            time.sleep(0.3)
         if signals:
             process.send_signal(signals[-1])
         _, said = process.communicate(timeout=60)
