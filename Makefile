@@ -22,7 +22,7 @@ quickstart: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
-	  --ignore=tests/transfer/tasks --ignore=tests/evaluation/harness
+	  --ignore=tests/transfer/tasks --ignore=tests/benchmarks --ignore=tests/evaluation/harness
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
@@ -42,9 +42,9 @@ ONLY ?=
 check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
-# Runs that learn a task from end to end: fine-tuning, distillation, probes, fields of articles.
+# Runs that learn a task from end to end (fine-tuning, distillation, probes, fields of articles), and benchmarks' scripts.
 check-tasks: $(VENV)/.dev
-	$(TEST) -n 2 --dist loadfile tests/transfer/tasks
+	$(TEST) -n 2 --dist loadfile tests/transfer/tasks tests/benchmarks
 
 # lm-evaluation-harness on tasks of our own, without a network, in an environment of its own.
 check-harness: $(VENV)-harness/.made
