@@ -124,7 +124,8 @@ class Articles(ArticleCorpus):
                 found = True
                 yield article
         if not found:
-            reason = f"needs {SHARE} articles or a file of its own (--data.corpus.{split})" if held else "is empty"
+            few = held and split != "train"  # of which the first is always
+            reason = f"needs {SHARE} articles or a file of its own (--data.corpus.{split})" if few else "is empty"
             raise ValueError(f"{files[0]}: the split {split} {reason}")
 
     def fingerprint(self, split: Split) -> str:
