@@ -16,6 +16,7 @@ from ctx_jax.options import of_run
 from ctx_jax.text import local
 from ctx_jax.transfer import features as frozen
 from ctx_jax.transfer.probes import Tagger
+from ctx_jax.transfer.texts import own_options
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,16 @@ class Probe:
     """the column of the label"""
     columns: tuple[str, ...] = ()
     """names of the columns of files without a header"""
+    labels: tuple[str, ...] = ()
+    """names of the classes; default: those in --text"""
+    token_column: int = 0
+    """of files of tagging the column of the word, from 0, or from the end as -1"""
+    tag_column: int = -1
+    """the column of the tag"""
+    scheme: Literal["BIO", "IOB1"] = "BIO"
+    """how tags mark where an entity begins: BIO always by B-, IOB1 (CoNLL-2003) only behind one of the same type"""
+    errors: Errors = "strict"
+    """what to do with bytes that are not UTF-8: strict is an error, replace makes them U+FFFD"""
     choice: Annotated[frozen.Choice, tyro.conf.arg(name="")] = frozen.Choice()
     tagger: Tagger = Tagger()
     seed: int = 0
@@ -94,11 +105,16 @@ def probe(arguments: list[str]) -> Any:
 
     run, chosen = of_run("probe", arguments, Probe)
     common: dict[str, Any] = {name: getattr(chosen, name) for name in ("checkpoint", "length", "batch_size")}
-    places = chosen.text, chosen.validation, chosen.test
-    if chosen.kind == "classification":
-        task = Task(*places, texts=chosen.texts, label=chosen.label, columns=chosen.columns)
-        return probes.classify(run, task, chosen.choice, **common)
-    return probes.tag(run, Tagging(*places), chosen.choice, chosen.tagger, seed=chosen.seed, **common)
+
+    def read(kind: Any, *names: str) -> Any:
+        every = ("validation", "test", "errors", *names)
+        return kind(chosen.text, **{name: getattr(chosen, name) for name in every})
+
+    with own_options():
+        if chosen.kind == "classification":
+            return probes.classify(run, read(Task, "texts", "label", "columns", "labels"), chosen.choice, **common)
+        task = read(Tagging, "token_column", "tag_column", "scheme")
+        return probes.tag(run, task, chosen.choice, chosen.tagger, seed=chosen.seed, **common)
 
 
 @dataclass(frozen=True)

@@ -193,12 +193,13 @@ def called(name: str) -> Any:
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
     }
-    if not function and len(functions) == 1:
-        (function,) = functions
+    known = [key for key, value in functions.items() if not inspect.signature(value).parameters]
+    if not function and len(known) == 1:
+        (function,) = known
     if function not in functions:
-        known = ", ".join(f"{file}:{key}" for key in functions)
         what = f"experiment {name!r} names no function" if not function else f"unknown experiment {name!r}"
-        raise ValueError(f"{what}{nearest(function, list(functions))}; there are: {known}")
+        there = ", ".join(f"{file}:{key}" for key in known) or "none in its file"
+        raise ValueError(f"{what}{nearest(function, known)}; there are: {there}")
     with one_line_errors(name, module):
         return functions[function]()
 
@@ -231,8 +232,13 @@ def _module(file: str, name: str) -> ModuleType:
             return module
     if file.endswith(".py"):
         raise ValueError(f"unknown experiment {name!r}: there is no file {file}")
-    known = sorted({path.stem for folder in folders() for path in folder.glob("*.py")})
+    known = sorted({path.stem for folder in folders() for path in folder.glob("*.py") if not is_script(path)})
     raise ValueError(f"unknown experiment {name!r}{nearest(file, known)}; there are: {', '.join(known)}")
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file beside the experiments is to be run by itself."""
+    return "__main__" in path.read_text(encoding="utf-8", errors="replace")
 
 
 @contextmanager

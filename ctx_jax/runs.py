@@ -76,8 +76,9 @@ def train(
         tokenizer = kept(folder) if begun(folder) else inherited(experiment, continue_from or start_from)
         tokenizer, stores = open_data(experiment, ("train", "validation"), tokenizer)
         ids = tokenizer.vocabulary.size + getattr(experiment.data.corpus, "markers", 0)
-        if ids < (size := experiment.model.vocabulary_size):
-            tell(f"note: the tokenizer has {ids:,} ids, the model's vocabulary is {size:,}; the rest is never used")
+        chosen = not (begun(folder) or continue_from or start_from)  # else the network is another run's
+        if chosen and ids < (size := experiment.model.vocabulary_size):
+            tell(f"note: the tokenizer has {ids:,} of the model's {size:,} ids (model.vocabulary_size)")
         # What is wrong with the held-out text is known before anything is trained.
         rows = experiment.evaluation_batch_size
         experiment.evaluation_reader.batch(stores["validation"], 0, [0], batch_size=rows, seed=None)
@@ -340,11 +341,12 @@ def generate(
     show: Show | None = None,
 ) -> dict[str, Any]:
     """Continues the prompts with a run's checkpoint. Returns {"run", "step", "texts"}, prompts included, each text cut
-    before the first of the stop strings that is generated; `show` is given the same texts while they grow."""
-    if search.beams > 1 and (stop or window or show):
+    before the first of the stop strings that is generated (in beam search that of the most probable text, which knows
+    nothing of them); `show` is given the same texts while they grow."""
+    if search.beams > 1 and (window or show):
         raise ValueError(
-            f"--beams {search.beams}: beam search knows its text at the end only, "
-            "leave out --stop, --window and --stream"
+            f"--beams {search.beams}: beam search knows its text at the end only, and reads none of it anew: leave out "
+            "--stream and --window"
         )
     trained = open_run(path, checkpoint)
     vocabulary = trained.tokenizer.vocabulary
@@ -363,7 +365,7 @@ def generate(
         seed=seed,
         search=search,
         window=window,
-        watch=texts.watch if stop or show else None,
+        watch=texts.watch if (stop or show) and search.beams == 1 else None,
         every=1 if show else TOKENS_TO_STOP,
     )
     return {"run": str(path), "step": trained.step, "texts": texts.finish(continuations)}

@@ -194,6 +194,7 @@ def exits():
         ("wrong", "failed, mine.py line 11: too small: choose more"),
         ("exits", "failed, mine.py line 13: SystemExit: 3"),
         ("mien", "unknown experiment 'mine.py:mien'; did you mean 'mine'?"),
+        ("need", "there are: mine.py:mine, mine.py:nothing, mine.py:fails, mine.py:wrong, mine.py:exits"),
     ],
 )
 def test_an_experiment_of_ones_own_says_in_which_line_it_fails(
@@ -222,6 +223,16 @@ def test_a_file_that_cannot_be_run_says_in_which_line(
     with pytest.raises(ValueError) as error:
         find("bad.py:f")
     assert message in str(error.value)
+
+
+def test_scripts_and_functions_that_want_something_are_no_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ValueError, match=r"there are: bert, finetune, glue, gpt, grover, transformer_xl, xlnet$"):
+        find("nothing:tiny")
+    with pytest.raises(ValueError, match="experiment 'trec' names no function; there are: none in its file"):
+        find("trec")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(SOURCE[: SOURCE.index("def nothing")] + "def needs(size):\n    return size\n")
+    assert find("mine.py") == find("gpt:tiny")
 
 
 def test_the_current_folders_experiments_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

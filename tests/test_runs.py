@@ -20,6 +20,7 @@ import pytest
 from ctx_jax import runs
 from ctx_jax.data import locked
 from ctx_jax.experiment import Experiment, load, save
+from ctx_jax.generation.beams import Beams
 from ctx_jax.generation.sampling import Sampling
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.signals import Interrupted
@@ -221,6 +222,21 @@ def test_generation_goes_on_from_the_prompt(straight):
     result = runs.generate(run, prompts, 8, Sampling(temperature=0), 0)
     assert [text.startswith(prompt) for text, prompt in zip(result["texts"], prompts, strict=True)] == [True, True]
     assert runs.generate(run, prompts, 8, Sampling(temperature=0), 0) == result
+
+
+def test_the_best_text_of_a_beam_search_is_cut_before_a_stop_string(straight):
+    _, run, _ = straight("gpt")
+    prompt = "The people of"
+
+    def found(*stop: str) -> str:
+        varied = Sampling(temperature=0, repetition_penalty=8)
+        (text,) = runs.generate(run, (prompt,), 8, varied, 0, search=Beams(3), stop=stop)["texts"]
+        return text.removeprefix(prompt)
+
+    whole = found()
+    assert (cut := whole.index(whole[3:])) > 0
+    assert found(whole[3:], "\0") == whole[:cut]
+    assert found("\0") == whole
 
 
 def test_a_run_of_a_mesh_that_does_not_fit_is_used_on_what_is_there(straight, tmp_path, capsys):

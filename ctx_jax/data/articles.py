@@ -124,8 +124,8 @@ class Articles(ArticleCorpus):
                 found = True
                 yield article
         if not found:
-            reason = f"needs {SHARE} articles or a file of its own (--data.corpus.{split})" if held else "is empty"
-            raise ValueError(f"{files[0]}: the split {split} {reason}")
+            few = f"needs {SHARE} articles or a file of its own (--data.corpus.{split})"
+            raise ValueError(f"{files[0]}: the split {split} {few if held and split != 'train' else 'is empty'}")
 
     def fingerprint(self, split: Split) -> str:
         held = self._held_out(split)

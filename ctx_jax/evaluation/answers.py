@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 LONGEST_QUESTION = 64
 """Tokens of a question, at most, and at most half of a row's: what is more is cut off (run_squad.py of BERT)."""
 
+ID = re.compile(r'"id"\s*:\s*')
+
 
 class Answer(NamedTuple):
     """A part of a context."""
@@ -332,27 +334,41 @@ def questions(file: File, errors: Errors, labelled: bool = True) -> Iterator[Que
             f'{file} is not SQuAD\'s JSON: it must be like {{"data": [{{"paragraphs": [{{"context": "...", "qas": '
             '[{"id": "1", "question": "...", "answers": [{"text": "...", "answer_start": 0}]}]}]}]}'
         ) from None
-    at = 0
+    at, line = 0, 1
+    lines: dict[str, int] = {}
     for number, article in enumerate(articles):
         for context, asked in article:
             for entry in asked:
-                name = json.dumps(entry.get("id"))
-                found = content.find(f'"id": {name}', at)
-                found = content.find(name, at) if found < 0 else found
-                at = max(at, found)
-                where = f"{file} line {content.count(chr(10), 0, at) + 1}: question {entry.get('id')!r}"
-                yield question(entry, context, number, where, labelled)
+                found = place(content, entry.get("id"), at)
+                at, line = found, line + content.count("\n", at, found)
+                one = question(entry, context, number, f"{file} line {line}: question {entry.get('id')!r}", labelled)
+                if one.id in lines:
+                    raise ValueError(
+                        f"{file} line {line}: question {one.id!r} has the id of the one in line {lines[one.id]}: "
+                        "give each an id of its own"
+                    )
+                lines[one.id] = line
+                yield one
+
+
+def place(content: str, name: Any, at: int) -> int:
+    """Behind `at` the place of the id that is this one, or `at` if there is none."""
+    written = json.dumps(name), json.dumps(name, ensure_ascii=False)
+    return next((each.end() for each in ID.finditer(content, at) if content.startswith(written, each.end())), at)
 
 
 def question(entry: dict[str, Any], context: str, article: int, where: str, labelled: bool) -> Question:
     for text, what in ((context, "context"), (entry.get("question"), "question"), (entry.get("id"), "id")):
         if not (isinstance(text, str) and text.strip()):
-            raise ValueError(f"{where}: its {what} is empty: fill it, or leave the question out")
+            raise ValueError(f"{where}: its {what} is empty or no text: fill it, or leave the question out")
     answers: list[Answer] = []
-    for given in entry.get("answers", ()) if labelled and not entry.get("is_impossible") else ():
+    answered = labelled and not entry.get("is_impossible")
+    if answered and not isinstance(entry.get("answers"), list):
+        raise ValueError(f"{where}: it has no list of answers: give one, which is [] where the text has no answer")
+    for given in entry["answers"] if answered else ():
         found: Any = given if isinstance(given, dict) else {}
         answer = Answer(found.get("text"), found.get("answer_start"))
-        if not (isinstance(answer.text, str) and answer.text.strip() and isinstance(answer.start, int)):
+        if not (isinstance(answer.text, str) and answer.text.strip() and type(answer.start) is int):
             raise ValueError(f"{where}: an answer needs text and answer_start: mend it, or leave the question out")
         start, end = span(answer)
         if start < 0 or context[start:end] != answer.text:

@@ -163,7 +163,8 @@ class FileTask(ABC):
                 count += 1
                 yield example
         if not count:
-            reason = f"needs {SHARE} {self.units} or a file of its own (--data.corpus.{split})" if held else "is empty"
+            few = held and split != "train"  # of which the first is always
+            reason = f"needs {SHARE} {self.units} or a file of its own (--data.corpus.{split})" if few else "is empty"
             raise ValueError(f"{self._file(split)}: the split {split} {reason}")
 
     def _held_out(self, split: Split) -> tuple[str, ...]:

@@ -195,7 +195,11 @@ class Glue(Task):
         else:
             file = source or self._table("test")
             wanted = (about.index, *about.texts)
-            found = [Unlabelled(int(one[0]), one[1:]) for _, one in self._fields(file, (), wanted, empty=True)]
+            found = []
+            for place, one in self._fields(file, (), wanted, empty=True):
+                if not one[0].isdecimal():
+                    raise ValueError(f"{file} line {place}: {about.index} {one[0]!r} is no number: mend it")
+                found.append(Unlabelled(int(one[0]), one[1:]))
         return sorted(found)
 
     def _held_out(self, split: Split) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from ctx_jax.evaluation.tables import check_columns, rows
 if TYPE_CHECKING:
     from ctx_jax.data.files import File
 
-NAMES = "'s .text, .begin, .choices or .label"
-"""The fields that name columns, for errors."""
+NAMED_BY = "--data.corpus.text, .begin, .choices or .label"
+"""The options that name columns, for errors."""
 
 
 class Item(NamedTuple):
@@ -125,11 +125,11 @@ class MultipleChoice(FileTask):
 
     def inputs(self, file: File) -> Iterator[Item]:
         """Files with the task's columns."""
-        for line, fields in rows(file, self.columns, self._texts, self.errors, NAMES):
+        for line, fields in rows(file, self.columns, self._texts, self.errors):
             yield self._item(fields, -1, line)
 
     def _read(self, file: File) -> Iterator[Item]:
-        for line, fields in rows(file, self.columns, (*self._texts, self.label), self.errors, NAMES):
+        for line, fields in rows(file, self.columns, (*self._texts, self.label), self.errors, NAMED_BY):
             label = fields[self.label].strip()
             if not (label.isdecimal() and int(label) < len(self.choices)):
                 raise ValueError(

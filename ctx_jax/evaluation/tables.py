@@ -10,7 +10,7 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctx_jax.data.files import Errors, is_jsonl, read
 from ctx_jax.data.jsonl import json_object, unified
@@ -23,23 +23,27 @@ if TYPE_CHECKING:
 
 
 def rows(
-    file: File, columns: tuple[str, ...], wanted: tuple[str, ...], errors: Errors, fields_of: str = ".texts or .label"
+    file: File, columns: tuple[str, ...], wanted: tuple[str, ...], errors: Errors, named_by: str | None = None
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, {column: field}) of a file of examples; blank lines are left out. `fields_of`: the task's own that name
-    them.
+    """(line, {column: field}) of a file of examples; blank lines are left out. `named_by`: the options that name the
+    columns, besides .columns; None = they are those of a run.
 
-    Raises ValueError, naming file and line, for a column of `wanted` that is missing or empty.
+    Raises ValueError, naming file and line, for a column of `wanted` that is missing, twice there or empty.
     """
     read = (line for _, line in lines(file, errors))
-    for place, fields in objects(file, read) if is_jsonl(file) else tables(file, read, columns):
+    other = "" if named_by is None else ", or name the columns with --data.corpus.columns"
+    for place, fields in objects(file, read) if is_jsonl(file) else tables(file, read, columns, wanted, other):
         where = f"{file} line {place}"
         for name in wanted:
             if name not in fields:
+                remedy = "rename one" if named_by is None else f"name another with {named_by}"
                 raise ValueError(
                     f"{where} has no column {name!r}{nearest(name, list(fields))} (there are: {', '.join(fields)}): "
-                    f"name another with --data.corpus{fields_of}, or the columns with --data.corpus.columns"
+                    f"{remedy}{other}"
                 )
-            if not fields[name].strip():
+            if not isinstance(text := fields[name], str):
+                raise ValueError(f"{where}: the field {name!r} is a {type(text).__name__}: give a text or a number")
+            if not text.strip():
                 raise ValueError(f"{where}: the field {name!r} is empty: fill it, or leave the line out")
         yield place, fields
 
@@ -69,33 +73,43 @@ def suffix(file: File) -> str:
     return Path(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
-def objects(file: File, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Number and fields of each line of JSON; numbers as they are written."""
+def objects(file: File, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and fields of each line of JSON; numbers as they are written, null as no text."""
     for place, line in enumerate(lines, 1):
         if not line.strip():
             continue
         entry = json_object(line, f"{file} line {place}", '{"text": "...", "label": "..."}')
-        yield place, {name: written(value) for name, value in entry.items() if isinstance(value, str | int | float)}
+        yield place, {name: written(value) for name, value in entry.items()}
 
 
-def written(value: str | int | float) -> str:
-    return unified(value) if isinstance(value, str) else json.dumps(value)
+def written(value: Any) -> Any:
+    if isinstance(value, int | float):
+        return json.dumps(value)
+    return "" if value is None else unified(value) if isinstance(value, str) else value
 
 
-def tables(file: File, lines: Iterator[str], columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Number and fields of each line of a table."""
+def tables(
+    file: File, lines: Iterator[str], columns: tuple[str, ...], wanted: tuple[str, ...], other: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Number and fields of each line of a table. Raises ValueError, naming the line, for one that has fewer than the
+    columns, or more than its header names: behind a tab that belongs to a text all fields would be others'. `other`
+    says what else than to mend it helps."""
     numbered = table(file, lines)
     names = list(columns)
     for place, fields in numbered:
-        if not any(fields):
+        if not any(map(str.strip, fields)):
             continue
         if not names:
             names = [name.strip() for name in fields]
+            for name in wanted:
+                if names.count(name) > 1:
+                    raise ValueError(
+                        f"{file} line {place} names {names.count(name)} columns {name!r}: rename all but one"
+                    )
             continue
-        if len(fields) < len(names):
+        if len(fields) < len(names) or (not columns and any(fields[len(names) :])):
             raise ValueError(
-                f"{file} line {place} has {len(fields)} columns, not {len(names)} ({', '.join(names)}): mend it, or "
-                "name the columns with --data.corpus.columns"
+                f"{file} line {place} has {len(fields)} columns, not {len(names)} ({', '.join(names)}): mend it{other}"
             )
         yield place, dict(zip(names, fields, strict=False))
 

@@ -149,7 +149,7 @@ class Task(FileTask):
 
     def _read(self, file: File) -> Iterator[Example]:
         wanted = (*self.texts, self.label)
-        for place, fields in rows(file, self.columns, wanted, self.errors):
+        for place, fields in rows(file, self.columns, wanted, self.errors, "--data.corpus.texts or .label"):
             texts = tuple(fields[name] for name in self.texts)
             yield Example(texts, fields[self.label].strip(), f"{file} line {place}", place)
 
@@ -182,6 +182,7 @@ def measure(task: Task, gold: np.ndarray, outputs: Outputs) -> dict[str, float]:
         }
     found = scores.argmax(1)
     collapsed = len(np.unique(found)) == 1 < len(np.unique(gold))
+    one_class = len(np.unique([*gold, *found])) == 1  # of which scikit-learn warns
     if collapsed:
         tell(f"note: the run has collapsed: all of {len(found):,} examples are predicted {task.labels[found[0]]!r}")
     classes, f1 = range(len(task.labels)), cast(Any, metrics.f1_score)  # whose types lack what it takes
@@ -189,7 +190,7 @@ def measure(task: Task, gold: np.ndarray, outputs: Outputs) -> dict[str, float]:
     return {
         "accuracy": float(metrics.accuracy_score(gold, found)),
         "f1": float(f1(gold, found, labels=classes, average=average, zero_division=0)),
-        "matthews": float(metrics.matthews_corrcoef(gold, found)),
+        "matthews": 0.0 if one_class else float(metrics.matthews_corrcoef(gold, found)),
         "collapsed": int(collapsed),
     }
 

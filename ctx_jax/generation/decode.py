@@ -82,7 +82,10 @@ def generate(
     """
     check(model, vocabulary, prompts, length, sampling, seed, search)
     if (window or watch) and search.beams > 1:
-        raise ValueError("beam search knows its text at the end only: leave out window and watch, or choose 1 beam")
+        raise ValueError(
+            "beam search knows its text at the end only, and reads none of it anew: leave out window and watch, or "
+            "choose 1 beam"
+        )
     if not prompts:
         return []
     rows = bucket(len(prompts), 1)

@@ -20,7 +20,7 @@ from ctx_jax.progress import counted, tell
 from ctx_jax.runs import divisible_rows, open_run
 from ctx_jax.training.step import on_mesh
 from ctx_jax.transfer.finetuning import encoder, with_threshold
-from ctx_jax.transfer.texts import input_file
+from ctx_jax.transfer.texts import input_file, own_options
 
 
 def predict(
@@ -52,7 +52,8 @@ def predict(
     task = with_threshold(replace(task, errors=errors), threshold)
     file = input_file(source, task.whole_json)
     reader = experiment.evaluation_reader
-    examples = list(task.inputs(file))
+    with own_options():
+        examples = list(task.inputs(file))
     if not examples:
         raise ValueError("there is no text in --input: give one a line")
     encoded = task.encode(examples, encoder(experiment, reader, run.tokenizer), labelled=False)

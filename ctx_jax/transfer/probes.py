@@ -146,6 +146,7 @@ def tag(
     "layers", "combine", "pooling", "epoch", "validation": {"f1", "precision", "recall"}, "test": ...} by entity. Raises
     ValueError for what `Tagging` finds in the files.
     """
+    task.with_labels()
     sentences = {split: list(task.examples(split)) for split in SPLITS}
     choice = Choice(choice.layers, choice.combine, "word")
     run = open_run(path, checkpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,20 @@ def texts(file: File, field: str | None, errors: Errors) -> Iterator[str]:
     # Escaped, and found in its line; the reader itself would name the byte.
     pieces = read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
     lines = checked(file, between(LINE_END, pieces))
-    if field is None and not is_jsonl(file):
-        yield from without_last(map(joined, lines))
-        return
+    with own_options():
+        if field is None and not is_jsonl(file):
+            yield from without_last(map(joined, lines))
+        else:
+            yield from map(joined, json_texts(file, lines, field or "text", errors))
+
+
+@contextmanager
+def own_options() -> Iterator[None]:
+    """In the errors of a command that has no experiment, what are options of the corpus are its own."""
     try:
-        yield from map(joined, json_texts(file, lines, field or "text", errors))
+        yield
     except ValueError as error:
-        raise ValueError(str(error).replace("--data.corpus.", "--")) from None  # here these are options by themselves
+        raise ValueError(str(error).replace("--data.corpus.", "--")) from None
 
 
 def joined(document: Document) -> str:
@@ -78,5 +86,5 @@ def checked(file: File, lines: Iterable[Document]) -> Iterator[Document]:
 
 def whole(text: str, where: str) -> str:
     if SURROGATE.search(text):
-        raise ValueError(f"{where} is not UTF-8: convert the file to UTF-8, or set --errors replace")
+        raise ValueError(f"{where} is not UTF-8: convert the file to UTF-8, or set --data.corpus.errors replace")
     return text

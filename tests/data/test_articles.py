@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,8 @@ def test_bad_articles_are_named(entry, message, tmp_path):
     corpus = Articles(path=write(tmp_path / "a.jsonl", entry), fields=("title", "text"))
     with pytest.raises(ValueError, match=message):
         list(corpus.articles("test"))
+    with pytest.raises(ValueError, match=r"a.jsonl: the split train is empty"):
+        list(replace(corpus, path=write(tmp_path / "a.jsonl")).articles("train"))
 
 
 def test_too_few_rows_and_bad_options():

@@ -120,7 +120,11 @@ def test_the_best_threshold_is_that_of_all():
 
 
 def test_articles_are_held_out_as_wholes(tmp_path):
-    data = [{"paragraphs": [{"context": f"a{n}", "qas": asked([f"a{n}"], f"a{n}") * 2}]} for n in range(20)]
+    def paragraph(n: int) -> dict[str, Any]:
+        questions = asked([f"a{n}"] * 2, f"a{n}")
+        return {"context": f"a{n}", "qas": [one | {"id": f"{n} {one['id']}"} for one in questions]}
+
+    data = [{"paragraphs": [paragraph(n)]} for n in range(20)]
     (tmp_path / "a.json").write_text(json.dumps({"data": data}))
     task = Answers(tmp_path / "a.json")
     held = {split: [one.context for one in task.examples(split)] for split in ("train", "validation", "test")}
@@ -133,7 +137,12 @@ def test_articles_are_held_out_as_wholes(tmp_path):
     [
         ({"answers": [{"text": "12", "answer_start": 3}]}, r"a.json line 21: question 'q1': the answer '12' is not in"),
         ({"answers": [{"text": "12"}]}, r"line 21: question 'q1': an answer needs text and answer_start"),
+        ({"answers": [{"text": "12", "answer_start": True}]}, r"line 21: question 'q1': an answer needs text and"),
+        ({"answers": None}, r"line 21: question 'q1': it has no list of answers: give one, which is \[\] where"),
+        ({"answers": {"text": ["12"]}}, r"line 21: question 'q1': it has no list of answers"),
         ({"question": " "}, r"line 21: question 'q1': its question is empty"),
+        ({"id": 7}, r"line \d+: question 7: its id is empty or no text"),
+        ({"id": "q0"}, r"line 21: question 'q0' has the id of the one in line 10: give each an id of its own"),
     ],
 )
 def test_bad_questions_are_named(change, message, tmp_path):
@@ -141,6 +150,15 @@ def test_bad_questions_are_named(change, message, tmp_path):
     questions[1] |= change
     with pytest.raises(ValueError, match=message):
         list(Answers(write(tmp_path / "a.json", questions, indent=1), whole=True).examples("train"))
+
+
+def test_an_id_is_of_one_question_in_all_of_a_file(tmp_path):
+    data = [{"paragraphs": [{"context": "a", "qas": asked(["a"], "a")}]} for _ in range(2)]
+    (tmp_path / "a.json").write_text(json.dumps({"data": data}))
+    task = Answers(tmp_path / "a.json", whole=True)
+    for read in (lambda: task.examples("train"), lambda: task.inputs(tmp_path / "a.json")):
+        with pytest.raises(ValueError, match=r"a.json line 1: question 'q0' has the id of the one in line 1"):
+            list(read())
 
 
 def test_what_is_no_squad_is_named(tmp_path):

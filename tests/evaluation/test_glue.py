@@ -107,6 +107,13 @@ def test_lines_of_qqp_that_lack_something_are_left_out_and_others_named(tmp_path
         list(Glue(tmp_path, name="mnli").examples("validation"))
 
 
+def test_an_index_that_is_no_number_is_named(tmp_path):
+    published(tmp_path, "rte")
+    (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\nx1\ta\tb\n")
+    with pytest.raises(ValueError, match=r"test.tsv line 3: index 'x1' is no number: mend it"):
+        Glue(tmp_path, name="rte").unlabelled()
+
+
 FEATURES = {
     "rte": (("sentence1", "sentence2"), ["entailment", "not_entailment"]),
     "cola": (("sentence",), ["unacceptable", "acceptable"]),

@@ -70,19 +70,50 @@ def test_two_of_twenty_are_held_out(tmp_path):
             r"a.tsv line 2 has no column 'text'; did you mean 'txt'\? \(there are: txt, label",
         ),
         ("a.csv", 'text,label\n"a,x\n', r"a.csv line 2 is not CSV"),
-        ("a.jsonl", '{"text": "a"}\n', r"a.jsonl line 1 has no column 'label'"),
+        ("a.tsv", "text\tlabel\na\tb\tx\n", r"a.tsv line 2 has 3 columns, not 2 \(text, label\): mend it, or name"),
+        ("a.tsv", "text\ttext\tlabel\na\tb\tx\n", r"a.tsv line 1 names 2 columns 'text': rename all but one"),
+        ("a.tsv", "", r"a.tsv: the split train is empty"),
+        ("a.tsv", "text\tlabel\n", r"a.tsv: the split train is empty"),
+        (
+            "a.jsonl",
+            '{"text": "a"}\n',
+            r"a.jsonl line 1 has no column 'label'.*: name another with --data.corpus.texts or",
+        ),
+        ("a.jsonl", '{"text": null, "label": 1}\n', r"a.jsonl line 1: the field 'text' is empty"),
+        (
+            "a.jsonl",
+            '{"text": ["a"], "label": 1}\n',
+            r"a.jsonl line 1: the field 'text' is a list: give a text or a number",
+        ),
         ("a.jsonl", '\n{"text": "a",\n', r"a.jsonl line 2 is not JSON"),
         ("a.jsonl", "[1]\n", r"a.jsonl line 1 is no object"),
     ],
 )
-def test_bad_lines_are_named(tmp_path, name, text, message):
+@pytest.mark.parametrize("whole", [True, False])
+def test_bad_lines_are_named(tmp_path, name, text, message, whole):
     with pytest.raises(ValueError, match=message):
-        read(Task(write(tmp_path / name, text), whole=True))
+        read(Task(write(tmp_path / name, text), whole=whole))
+
+
+def test_lines_of_white_space_and_empty_fields_behind_the_last_are_left_out(tmp_path):
+    path = write(tmp_path / "a.tsv", " \ntext\tlabel\n\t \na\tx\t\t\n  \nb\ty\n")
+    assert read(Task(path, whole=True)) == [(("a",), "x"), (("b",), "y")]
+
+
+def test_what_a_run_reads_is_not_named_by_options(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"txt": "a"}\n')
+    with pytest.raises(
+        ValueError, match=r"line 1 has no column 'text'; did you mean 'txt'\? \(there are: txt\): rename one$"
+    ):
+        list(Task(path, whole=True).inputs(path))
+    path = write(tmp_path / "a.tsv", "text\na\tb\n")
+    with pytest.raises(ValueError, match=r"a.tsv line 2 has 2 columns, not 1 \(text\): mend it$"):
+        list(Task(path, whole=True).inputs(path))
 
 
 def test_bytes_and_labels_that_are_none(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"text\tlabel\na\tx\nb\xff\tx\n")
-    with pytest.raises(ValueError, match=r"a.tsv line 3 is not UTF-8"):
+    with pytest.raises(ValueError, match=r"a.tsv line 3 is not UTF-8: .* or set --data.corpus.errors replace"):
         read(Task(tmp_path / "a.tsv", whole=True))
     assert read(Task(tmp_path / "a.tsv", whole=True, errors="replace"))[1] == (("b\ufffd",), "x")
     path = write(tmp_path / "b.tsv", "text\tlabel\na\tgood\nb\tgod\n")
@@ -134,6 +165,10 @@ def test_metrics_of_classes(capsys):
     found = measure(task, np.array([1, 1, 0, 1, 0]), outputs([0, 0, 0, 0, 0], 2))
     assert found == {"accuracy": 0.4, "f1": 0.0, "matthews": 0.0, "collapsed": 1}
     assert "has collapsed: all of 5 examples are predicted 'no'" in capsys.readouterr().err
+    found = measure(task, np.array([1, 1, 1, 1, 1]), outputs([1, 1, 1, 1, 1], 2))
+    assert found == {"accuracy": 1.0, "f1": 1.0, "matthews": 0.0, "collapsed": 0}
+    assert measure(task, np.array([0, 0, 0]), outputs([0, 0, 0], 2))["matthews"] == 0.0
+    assert measure(task, np.array([1, 1, 1]), outputs([1, 0, 0], 2))["matthews"] == 0.0
     three = Task("a.tsv", labels=("a", "b", "c"))
     assert measure(three, np.array([0, 1, 1]), outputs([0, 1, 0], 3))["f1"] == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
 

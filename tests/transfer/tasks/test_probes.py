@@ -127,9 +127,30 @@ def test_padding_and_batch_mates_change_no_prediction():
         (["--pooling", "word"], "--pooling word gives several vectors a text"),
         (["--kind", "tagging"], "unknown tag 'early'"),
         (["--tagger.epochs", "0"], "epochs 0: choose 1 or more"),
+        (["--texts", "txt"], "columns ('text', 'label') have no 'txt'; did you mean 'text'?"),
+        (
+            ["--labels", "early", "lat"],
+            "unknown label 'late'; did you mean 'lat'?; there are early, lat: mend it, or name all in --labels",
+        ),
     ],
 )
 def test_bad_input_is_named(options, message, run_of, examples, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["probe", str(run_of("bert")), "--text", str(examples[0]), "--columns", "text", "label", *options])
     assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_files_of_words_are_read_as_their_options_say(run_of, tmp_path, capsys):
+    file, options = tmp_path / "a.conll", ["--kind", "tagging", "--tagger.epochs", "1", "--tagger.width", "4"]
+    file.write_text("I-org peace NNP\nO war NN\n\n" * 20)
+    with pytest.raises(SystemExit):
+        main(["probe", str(run_of("bert")), "--text", str(file), *options, "--token-column", "1", "--tag-column", "0"])
+    said = capsys.readouterr().err
+    assert f"{file} line 1: 'I-org' follows 'O'" in said and "or set --scheme IOB1 if that is the file's" in said
+    options += ["--token-column", "1", "--tag-column", "0", "--scheme", "IOB1"]
+    found = run(capsys, "probe", run_of("bert"), "--text", file, *options)
+    assert set(found["test"]) == {"f1", "precision", "recall"}
+    file.write_text("peace O\n\n" * 20)
+    with pytest.raises(SystemExit):
+        main(["probe", str(run_of("bert")), "--text", str(file), "--kind", "tagging"])
+    assert "has no entity" in capsys.readouterr().err
