@@ -135,6 +135,9 @@ def problems(experiment: Experiment) -> Iterator[str]:
             )
         if getattr(model, "segments", None) == 1 and hasattr(reader, "relation"):
             yield f"model.segments 1 is too few for the pairs of data.{name}: set --model.segments 2, or 0 for none"
+    layers = getattr(model, "layers", None)
+    if layers is not None and (frozen := getattr(experiment.optimizer, "frozen", None) or 0) > layers:
+        yield f"optimizer.frozen {frozen} is more than the model's {layers} layers: choose {layers} or fewer, or None"
     if data.batch_size % experiment.training.accumulation:
         yield (
             f"data.batch_size {data.batch_size} does not divide into training.accumulation "
@@ -193,7 +196,7 @@ def called(name: str) -> Any:
         for key, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
     }
-    known = [key for key, value in functions.items() if not inspect.signature(value).parameters]
+    known = [key for key, value in functions.items() if key != "main" and not inspect.signature(value).parameters]
     if not function and len(known) == 1:
         (function,) = known
     if function not in functions:

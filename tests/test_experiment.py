@@ -134,6 +134,7 @@ def test_options_name_every_field_and_the_opposite_of_flags():
         ("data.tokenizer.training_characters", -1, "training_characters -1 hold no text"),
         ("optimizer.weight_decay", float("inf"), "it: optimizer.weight_decay inf is not a number"),
         ("optimizer.epsilon", -1.0, "it.optimizer: epsilon -1.0: choose 0 or more"),
+        ("optimizer.frozen", 3, "it: optimizer.frozen 3 is more than the model's 2 layers: choose 2 or fewer"),
         ("optimizer.schedule.steps", 0, "it.optimizer.schedule: schedule steps 0: choose 1 or more"),
         ("name", "", "it: name '' cannot name a folder"),
         ("name", "../mine", "it: name '../mine' cannot name a folder"),
@@ -228,7 +229,11 @@ def test_a_file_that_cannot_be_run_says_in_which_line(
 def test_scripts_and_functions_that_want_something_are_no_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValueError, match=r"there are: bert, finetune, glue, gpt, grover, transformer_xl, xlnet$"):
         find("nothing:tiny")
-    with pytest.raises(ValueError, match="experiment 'trec' names no function; there are: none in its file"):
+    with pytest.raises(ValueError, match="experiment 'quickstart' names no function; there are: none in its file"):
+        find("quickstart")
+    with pytest.raises(
+        ValueError, match="experiment 'trec' names no function; there are: trec:bert, trec:gpt, trec:xlnet"
+    ):
         find("trec")
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(SOURCE[: SOURCE.index("def nothing")] + "def needs(size):\n    return size\n")

@@ -84,8 +84,8 @@ def interrupt_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_stopped_on_its_way_ends_in_the_same_bits(
     name: str, straight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Data, corruption, dropout, optimizer and memory included; stopped after the first step and before the last, in one
-    folder (after every step: tests/training/test_loop.py)."""
+    """Data, corruption, dropout, optimizer and memory included; stopped after the first step and before the last, in
+    one folder (after every step: tests/training/test_loop.py)."""
     experiment, run, result = straight(name)
     for step in (1, STEPS - 1):
         with monkeypatch.context() as patch, pytest.raises(Interrupted, match=f"step {step} of {STEPS}"):
