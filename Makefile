@@ -6,6 +6,8 @@ RUN := $(VENV)/bin/python
 TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 # A path and not a finder: so the package is found from the folder above the clone, too, which has its name.
 EDITABLE := --config-settings editable_mode=compat -e .
+# Left out of `make test`, which is to end within ten minutes on two cores: `make check-tasks` has them
+LONG := tests/transfer/tasks tests/benchmarks tests/test_conversion.py
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
 # Environments for the originals, and the clones (github.com) of those that no package has
@@ -22,7 +24,7 @@ quickstart: $(VENV)/.run
 
 test: $(VENV)/.dev
 	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
-	  --ignore=tests/transfer/tasks --ignore=tests/benchmarks --ignore=tests/evaluation/harness
+	  --ignore=tests/evaluation/harness $(LONG:%=--ignore=%)
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
 # Heavier checks, on a folder of public data sets: make check-data DATA=FOLDER
@@ -42,9 +44,10 @@ ONLY ?=
 check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
-# Runs that learn a task from end to end (fine-tuning, distillation, probes, fields of articles), and benchmarks' scripts.
+# Runs that learn a task from end to end (fine-tuning, distillation, probes, fields of articles) or are converted there
+# and back, and the benchmarks' scripts.
 check-tasks: $(VENV)/.dev
-	$(TEST) -n 2 --dist loadfile tests/transfer/tasks tests/benchmarks
+	$(TEST) -n 2 --dist loadfile $(LONG)
 
 # lm-evaluation-harness on tasks of our own, without a network, in an environment of its own.
 check-harness: $(VENV)-harness/.made
