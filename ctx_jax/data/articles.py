@@ -28,7 +28,7 @@ from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Sotu, Split
 from ctx_jax.data.files import Errors, content, location, read, text_files
 from ctx_jax.data.jsonl import json_object, unified
-from ctx_jax.data.passages import LINE_END, SHARE, Passage, between, cut
+from ctx_jax.data.passages import LINE_END, Passage, between, cut, lacks, part
 from ctx_jax.data.readers import shuffled, uniform
 from ctx_jax.data.tokenizers import Tokenizer, utf8_size
 from ctx_jax.serialization import nearest
@@ -124,8 +124,7 @@ class Articles(ArticleCorpus):
                 found = True
                 yield article
         if not found:
-            few = f"needs {SHARE} articles or a file of its own (--data.corpus.{split})"
-            raise ValueError(f"{files[0]}: the split {split} {few if held and split != 'train' else 'is empty'}")
+            raise ValueError(f"{files[0]}: {lacks(split, held, 'articles')}")
 
     def fingerprint(self, split: Split) -> str:
         held = self._held_out(split)
@@ -171,13 +170,6 @@ class SotuArticles(ArticleCorpus):
 def titled(url: str) -> str:
     """The title in the name of a page: ".../first-annual-address-congress-0" -> "First annual address congress"."""
     return re.sub(r"-\d+$", "", url.rsplit("/", 1)[-1]).replace("-", " ").capitalize()
-
-
-def part(number: int, held: tuple[str, ...]) -> str:
-    """The split of article `number`."""
-    places = {SHARE // 2 - 1: "validation", SHARE - 1: "test"}
-    name = places.get(number % SHARE, "train")
-    return name if name in held else "train"
 
 
 def read_articles(file: File, fields: Sequence[str], errors: Errors) -> Iterator[Article]:

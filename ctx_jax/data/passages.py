@@ -174,6 +174,20 @@ def _between_characters(text: str) -> bool:
     return unicodedata.normalize("NFKC", text) == apart
 
 
+def part(number: int, names: tuple[str, ...]) -> str:
+    """The split of the number-th of a stream from which the splits `names` are held out: of every twenty the tenth is
+    for validation, the twentieth for test."""
+    name = {SHARE // 2 - 1: "validation", SHARE - 1: "test"}.get(number % SHARE, "train")
+    return name if name in names else "train"
+
+
+def lacks(split: str, names: tuple[str, ...], units: str) -> str:
+    """What is wrong with a split that came out empty; of what is there, the first is always train's."""
+    few = names and split != "train"
+    reason = f"needs {SHARE} {units} or a file of its own (--data.corpus.{split})" if few else "is empty"
+    return f"the split {split} {reason}"
+
+
 def held_out(
     passages: Callable[[], Iterator[Passage]], split: Split, names: tuple[str, ...], language: str
 ) -> Iterator[Passage]:
@@ -189,16 +203,12 @@ def held_out(
         return
     lengths = _lengths(passages())
     if len(lengths) == SHARE:
-        places: list[str] = ["train"] * SHARE
-        for name, place in (("validation", SHARE // 2 - 1), ("test", SHARE - 1)):
-            places[place] = name if name in names else "train"
-        wanted = [place == split for place in places]
         number = 0
         for passage in passages():
-            if wanted[number]:
+            if part(number, names) == split:
                 yield passage
             if passage.last:
-                number = (number + 1) % SHARE
+                number += 1
         return
     held = [name for name in ("test", "validation") if name in names]
     place = held.index(split) if split in held else len(held)

@@ -17,16 +17,13 @@ from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.examples import ExampleStore, Outputs
 from ctx_jax.data.files import Errors, content, location, text_files
-from ctx_jax.data.passages import Passage, cut
+from ctx_jax.data.passages import Passage, cut, lacks, part
 from ctx_jax.data.tokenizers import Tokenizer
 from ctx_jax.serialization import nearest
 
 if TYPE_CHECKING:
     from ctx_jax.data.files import File
     from ctx_jax.transfer.inputs import Template
-
-SHARE = 20
-"""Of so many examples the tenth is held out for validation, the last for the test, where no file is named for them."""
 
 
 class Encoder(NamedTuple):
@@ -155,17 +152,13 @@ class FileTask(ABC):
         Raises ValueError, naming file and line, for what cannot be read as an example.
         """
         held = self._held_out(split)
-        places = {"validation": SHARE // 2 - 1, "test": SHARE - 1}
-        taken = {places[name]: name for name in held}
         count = 0
         for number, example in enumerate(self._read(self._file(split))):
-            if not held or taken.get(self._unit(number, example) % SHARE, "train") == split:
+            if not held or part(self._unit(number, example), held) == split:
                 count += 1
                 yield example
         if not count:
-            few = held and split != "train"  # of which the first is always
-            reason = f"needs {SHARE} {self.units} or a file of its own (--data.corpus.{split})" if few else "is empty"
-            raise ValueError(f"{self._file(split)}: the split {split} {reason}")
+            raise ValueError(f"{self._file(split)}: {lacks(split, held, self.units)}")
 
     def _held_out(self, split: Split) -> tuple[str, ...]:
         """Which splits share the file of this one with train."""

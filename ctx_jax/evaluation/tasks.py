@@ -182,7 +182,7 @@ def measure(task: Task, gold: np.ndarray, outputs: Outputs) -> dict[str, float]:
         }
     found = scores.argmax(1)
     collapsed = len(np.unique(found)) == 1 < len(np.unique(gold))
-    one_class = len(np.unique([*gold, *found])) == 1  # of which scikit-learn warns
+    one_class = len(np.union1d(gold, found)) == 1  # of which scikit-learn warns
     if collapsed:
         tell(f"note: the run has collapsed: all of {len(found):,} examples are predicted {task.labels[found[0]]!r}")
     classes, f1 = range(len(task.labels)), cast(Any, metrics.f1_score)  # whose types lack what it takes

@@ -52,7 +52,7 @@ def ended_by_notice() -> AbstractContextManager[None]:
 
 
 class Stop:
-    """Signals that end a run in order: the first is noted, the second ends the process at once.
+    """Signals that end a run in order: the first is noted, the second, if it is no echo, ends the process at once.
 
     So does the first, before there is anything to save.
     """
@@ -84,8 +84,10 @@ class Stop:
 
         def answer(number: int) -> None:
             nonlocal came, last, since
-            before, last, since = (last, since), number, time.monotonic()
-            if number in NOTICES and before[0] == number and since - before[1] < ECHO:
+            now = time.monotonic()
+            echo = number in NOTICES and number == last and now - since < ECHO
+            last, since = number, now
+            if echo:
                 return
             came += 1
             if not self.started:
