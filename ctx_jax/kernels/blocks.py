@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from ctx_jax.kernels import tiles
-from ctx_jax.kernels.tiles import NOTHING, Facts, Part
+from ctx_jax.kernels.tiles import NOTHING, Facts, Part, Settings
 from ctx_jax.layers.masks import Visibility
 
+NOBODY = 2**30
+"""More than any place."""
 RANKS = 2**15
 """A key's code is RANKS times the number of its document plus its rank: who sees whom is one range of codes."""
 
@@ -25,7 +27,9 @@ def codes(visibility: Visibility) -> tuple[jax.Array, jax.Array, jax.Array]:
 
     def number(x: jax.Array) -> jax.Array:
         same = (x[:, :, None] == documents[:, None, :]) & (documents != 0)[:, None, :]
-        return jnp.where(same.any(-1), jnp.argmax(same, -1), -1).astype(jnp.int32)
+        places = jnp.arange(documents.shape[1], dtype=jnp.int32)
+        first = jnp.where(same, places, NOBODY).min(-1)  # by argmax, which carries two numbers, it takes twice as long
+        return jnp.where(first == NOBODY, -1, first)
 
     def code(number: jax.Array, rank: jax.Array) -> jax.Array:
         return number * RANKS + jnp.clip(rank, -1, RANKS - 2) + 1
@@ -52,12 +56,11 @@ def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
     return jnp.concatenate([padded(piece, -1, n, value) for piece, n in zip(pieces, sizes, strict=True)], -1)
 
 
-def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """For each block of queries the first block of keys that it meets and the one after the last, [B, T / BLOCK, 2],
-    and for each block of keys the blocks of each part's queries that meet it, [B, S / BLOCK, 2 parts]: all that see
-    each other, and what lies between.
+def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
+    """For each block of queries the first block of keys that it meets and the one after the last: all that see each
+    other, and what lies between; and then the same two of blocks in a row where all see all, [B, T / BLOCK, 4].
 
-    Also [B, T / BLOCK, S / BLOCK] int32, 1 where all of a block of queries see all of a block of keys.
+    For each block of keys the same of each part's queries, [B, S / BLOCK, 4 parts].
     """
     lowest, code = facts.query[:, 0], facts.key[:, 0]
     highest = lowest + facts.query[:, 1]
@@ -71,27 +74,43 @@ def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array, j
     sees = extreme(lowest, real, True)[:, :, None] <= extreme(code, key_real, False)[:, None, :]
     sees &= extreme(highest, real, False)[:, :, None] >= extreme(code, key_real, True)[:, None, :]
 
-    def ends(sees: jax.Array, first: int = 0) -> jax.Array:
-        end = jnp.where(sees.any(-1), sees.shape[-1] - jnp.argmax(sees[..., ::-1], -1), 0)
-        return first + jnp.stack([jnp.argmax(sees, -1), end], -1).astype(jnp.int32)
-
-    blocks = ends(sees)
-    j = jnp.arange(sees.shape[2])
-    met = ((blocks[..., :1] <= j) & (j < blocks[..., 1:])).swapaxes(1, 2)
-    of_keys = jnp.concatenate([ends(met[..., part.block : part.end], part.block) for part in parts], -1)
     whole = extreme(lowest, every, False)[:, :, None] <= extreme(code, key_every, True)[:, None, :]
     whole &= extreme(highest, every, True)[:, :, None] >= extreme(code, key_every, False)[:, None, :]
-    return blocks, of_keys, whole.astype(jnp.int32)
+
+    def ends(sees: jax.Array, whole: jax.Array, first: int = 0) -> jax.Array:
+        count = sees.shape[-1]
+        end = jnp.where(sees.any(-1), count - jnp.argmax(sees[..., ::-1], -1), 0)
+        start = jnp.argmax(whole, -1)
+        broken = ~whole & (jnp.arange(count) >= start[..., None])
+        stop = jnp.where(broken.any(-1), jnp.argmax(broken, -1), count)
+        return first + jnp.stack([jnp.argmax(sees, -1), end, start, stop], -1).astype(jnp.int32)
+
+    blocks = ends(sees, whole)
+    j = jnp.arange(sees.shape[2])
+    met = (blocks[..., :1] <= j) & (j < blocks[..., 1:2])
+    met, whole = met.swapaxes(1, 2), whole.swapaxes(1, 2)
+    of_keys = [
+        ends(met[..., own], whole[..., own], own.start) for own in (slice(part.block, part.end) for part in parts)
+    ]
+    return blocks, jnp.concatenate(of_keys, -1)
+
+
+def beyond(blocks: jax.Array, settings: Settings) -> jax.Array:
+    """Of `bounds`' blocks of keys [B, T / BLOCK, 4], those that `Settings.far` leaves."""
+    far = settings.far(jnp.arange(blocks.shape[1]))
+    return blocks.at[..., 0].set(jnp.clip(far, blocks[..., 0], blocks[..., 1]))
 
 
 def spans(blocks: jax.Array, parts: Sequence[Part], most: int) -> jax.Array:
-    """The blocks of keys that the queries of a program with distances meet, [B, T / BLOCK, 2]; `most` as for
-    `tiles.stride`."""
+    """What the queries of a program with distances meet, [B, T / BLOCK, 4]: the first block of keys and the one after
+    the last; and both counted from each query's own block on, as distances are. `most` as for `tiles.stride`."""
     spans = []
     for part in parts:
         step = tiles.stride(part, most)
-        own = blocks[:, part.block : part.end].reshape(len(blocks), -1, step, 2)
-        some = own[..., 0] < own[..., 1]
-        first, end = jnp.where(some, own[..., 0], 2**30).min(-1), jnp.where(some, own[..., 1], 0).max(-1)
-        spans.append(jnp.repeat(jnp.stack([jnp.minimum(first, end), end], -1), step, axis=1))
+        own = blocks[:, part.block : part.end, :2].reshape(len(blocks), -1, step, 2)
+        some = own[..., :1] < own[..., 1:]
+        both = jnp.concatenate([own, own - jnp.arange(step)[:, None]], -1)
+        first, end = jnp.where(some, both[..., ::2], 2**30), jnp.where(some, both[..., 1::2], -(2**30))
+        ends = jnp.stack([first.min(2), end.max(2)], -1).reshape(len(blocks), -1, 4)
+        spans.append(jnp.repeat(jnp.where(some.any(2), ends, 0), step, axis=1))
     return jnp.concatenate(spans, 1)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from ctx_jax import kernels
 from ctx_jax.kernels import programs, tiles
-from ctx_jax.kernels.blocks import RANKS, bounds, codes, in_blocks, padded, spans
+from ctx_jax.kernels.blocks import RANKS, beyond, bounds, codes, in_blocks, padded, spans
 from ctx_jax.kernels.tiles import NOTHING, Facts, Part, PositionTerm, SegmentTerm, Settings
 from ctx_jax.layers.dropout import mix, stirred, words
 from ctx_jax.layers.masks import Segments, Visibility
@@ -77,6 +77,7 @@ def relative_attention(
     segments: Segments | None,
     rate: float,
     dropout_key: jax.Array | None,
+    clamp: int | None = None,
     *,
     interpret: bool = False,
 ) -> jax.Array:
@@ -90,7 +91,8 @@ def relative_attention(
     if segments is not None:
         # softmax does not see what all keys of a query have in common
         gate, sides = Gate(segments.bias, segments.embedding[0] - segments.embedding[1]), (segments.query, segments.key)
-    return over_mesh(query, key, value, term, gate, visibility, sides, rate, dropout_key, interpret)
+    clamp = clamp if position.direction is None and position.places is None else None
+    return over_mesh(query, key, value, term, gate, visibility, sides, rate, dropout_key, clamp, interpret)
 
 
 def attention(
@@ -105,7 +107,7 @@ def attention(
 ) -> jax.Array:
     """What `layers.attention.attention` returns first, over the current mesh."""
     sides = jnp.zeros(query.shape[:2], jnp.int32), jnp.zeros(key.shape[:2], jnp.int32)
-    return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, interpret)
+    return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, None, interpret)
 
 
 def over_mesh(
@@ -118,6 +120,7 @@ def over_mesh(
     segments: tuple[jax.Array, jax.Array],
     rate: float,
     dropout_key: jax.Array | None,
+    clamp: int | None,
     interpret: bool,
 ) -> jax.Array:
     """`attend` on each device's rows and heads; nothing is moved. `segments` are those of queries and keys."""
@@ -133,7 +136,7 @@ def over_mesh(
         columns = mix(jnp.arange(key.shape[1], dtype=jnp.uint32))
     facts = Facts(jnp.stack(of_queries, 1).astype(jnp.int32), jnp.stack(of_keys, 1).astype(jnp.int32), states, columns)
 
-    run = partial(attend, rate=rate, interpret=interpret)
+    run = partial(attend, rate=rate, clamp=clamp, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return run(query, key, value, position, gate, facts)
@@ -164,6 +167,7 @@ def attend(
     facts: Facts,
     *,
     rate: float = 0.0,
+    clamp: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes. `facts` are those
@@ -172,7 +176,7 @@ def attend(
     given = 0 if position is None or position.places is None else position.places.shape[1]
     last = Part(0, queries - given)
     parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.size)
-    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), interpret)
+    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), clamp, interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
         in_blocks(facts.key, [settings.keys], -1),
@@ -238,19 +242,23 @@ def terms(query: jax.Array, position: Position | None, gate: Gate | None, settin
 def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings) -> Any:
     operands = terms(query, position, gate, settings)
     content, own, segment = operands
-    blocks, _, whole = bounds(facts, settings.queries)
-    known, rows, heads, count = (*facts, whole), len(blocks), query.shape[2], blocks.shape[1]
-    written: Any = position_terms(operands, known, blocks, settings) if own else (None, None)
+    blocks, _ = bounds(facts, settings.queries)
+    rows, heads, count = len(blocks), query.shape[2], blocks.shape[1]
+    near, far = blocks, None
+    if own and settings.clamp is not None:
+        row = own.relative[0, 0].astype(jnp.float32)
+        near, far = beyond(blocks, settings), (own.shift, row)
+    written: Any = position_terms(operands, facts, near, settings) if own else (None, None)
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
     out, *normalizers = call(
-        programs.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], segment, known,
-        blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
+        programs.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], far, segment,
+        facts, blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
     kept = written if sum(x.nbytes for x in jax.tree.leaves(written)) <= KEPT else None
     return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
 
 
-def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Settings) -> list[jax.Array]:
+def position_terms(operands: Terms, facts: Facts, blocks: jax.Array, settings: Settings) -> list[jax.Array]:
     """What `scores_kernel` writes."""
     rows, _, heads, channels = operands.content.shape
     size, keys = blocks.shape[1] * tiles.BLOCK, settings.keys.blocks * tiles.BLOCK
@@ -258,7 +266,7 @@ def position_terms(operands: Terms, known: Any, blocks: jax.Array, settings: Set
     pairs = jax.ShapeDtypeStruct((heads, rows, size, keys), tiles.narrow(dtype))
     queries = jax.ShapeDtypeStruct((rows, size, heads, channels), dtype)
     return call(
-        programs.scores_kernel, (blocks.shape[1], heads, rows), settings, operands.content, operands.position, known,
+        programs.scores_kernel, (blocks.shape[1], heads, rows), settings, operands.content, operands.position, facts,
         blocks, spans(blocks, settings.queries, tiles.WRITTEN), outputs=[pairs, queries],
     )  # fmt: skip
 
@@ -267,27 +275,27 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     operands, key, value, position, gate, facts, out, (normalizer, *gates), kept = residuals
     content, own, segment = operands
     delta = jnp.einsum("bthc,bthc->bht", out, gradient, preferred_element_type=jnp.float32)
-    blocks, key_blocks, whole = bounds(facts, settings.queries)
-    known, rest = (*facts, whole), (gradient, normalizer, in_blocks(delta, settings.queries))
+    blocks, key_blocks = bounds(facts, settings.queries)
+    rest = gradient, normalizer, in_blocks(delta, settings.queries)
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
-    scores, turned = kept or position_terms(operands, known, blocks, settings)
+    scores, turned = kept or position_terms(operands, facts, blocks, settings)
     outputs = [like(key), like(value)]
     if own:
-        outputs.append(jax.ShapeDtypeStruct((heads, rows, size, whole.shape[2] * tiles.BLOCK), content.dtype))
+        outputs.append(jax.ShapeDtypeStruct((heads, rows, size, key_blocks.shape[1] * tiles.BLOCK), content.dtype))
     by_key, by_value, *by_pairs = call(
-        programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [None]), known, key_blocks,
+        programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [None]), facts, key_blocks,
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:
         [by_content] = call(
-            programs.query_kernel, by_query_block, settings, content, key, value, known, blocks, *rest,
+            programs.query_kernel, by_query_block, settings, content, key, value, facts, blocks, *rest,
             outputs=[like(content)],
         )  # fmt: skip
         return by_content, by_key, by_value, None, None, None
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
-        programs.position_kernel, by_query_block, settings, content, key, own, segment, known,
+        programs.position_kernel, by_query_block, settings, content, key, own, segment, facts,
         spans(blocks, settings.queries, tiles.READ), *by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
@@ -314,4 +322,5 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
 
 
 _attend: Any = jax.custom_vjp(lambda *operands: _forward(*operands)[0], nondiff_argnums=(6,))
-_attend.defvjp(_forward, _backward)
+# the backward pass wants the position term of all pairs
+_attend.defvjp(lambda *operands: _forward(*operands[:-1], operands[-1]._replace(clamp=None)), _backward)

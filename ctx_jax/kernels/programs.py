@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -61,10 +62,10 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
 
 
 def forward_kernel(
-    content, key, value, scores, segment, facts, blocks, out, normalizer, gate: Any = None, *, settings: Settings
+    content, key, value, scores, far, segment, facts, blocks, out, normalizer, gate: Any = None, *, settings: Settings
 ) -> None:  # fmt: skip
-    """`scores` are those of `scores_kernel`, None without a position term. Also gives the queries' segment term, if
-    there is one."""
+    """`scores` are those of `scores_kernel`, None without a position term; `far` is None, or `PositionTerm.shift` and
+    what `relative` is from `clamp` on, [H, C] each. Also gives the queries' segment term, if there is one."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, queries=i)
     own, keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.keys
@@ -77,11 +78,13 @@ def forward_kernel(
             bias = ((query.astype(jnp.float32) + shift) * same).sum(1)
             gate[b, h, own] = bias
         zeros = unknown_zero(tile.query_fact(0, i).astype(jnp.float32))[:, None]
+        first, end, whole, broken = (blocks[b, i, n] for n in range(4))
 
-        def step(j: Any, carry: Any) -> Any:
+        def step(j: Any, carry: Any, scores: Any = scores) -> Any:
             largest, total, sums = carry
             term = tile.term(scores, i, j) if scores is not None else None
-            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, i, j)
+            seen = (whole <= j) & (j < broken)
+            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, i, j, seen)
             new = jnp.maximum(largest, product.max(1))
             exponentials = jnp.exp2(product * settings.scale - (new * settings.scale)[:, None])
             shrink = jnp.exp2((largest - new) * settings.scale)
@@ -95,7 +98,14 @@ def forward_kernel(
             jnp.zeros(tiles.BLOCK, jnp.float32),
             jnp.zeros(query.shape, jnp.float32),
         )
-        largest, total, sums = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, start)
+        limit = first
+        if far is not None:
+            # what all scores of a query have more only moves their maximum
+            limit = jnp.clip(settings.far(i), first, end)
+            largest, *sums = jax.lax.fori_loop(first, limit, partial(step, scores=None), start)
+            shift, row = (x[h, :].astype(jnp.float32)[None, :] for x in far)
+            start = (largest + ((query.astype(jnp.float32) + shift) * row).sum(1), *sums)
+        largest, total, sums = jax.lax.fori_loop(limit, end, step, start)
         part.write(out, b, i, h, sums * (settings.kept / jnp.where(total == 0, 1.0, total))[:, None])
         normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest * settings.scale + jnp.log2(total))
 
@@ -111,16 +121,18 @@ def query_kernel(
     own, [part], keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.queries, settings.keys
     query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
     normalizers, deltas = normalizer[b, h, own], delta[b, h, own]
+    first, end, whole, broken = (blocks[b, i, n] for n in range(4))
 
     def step(j: Any, total: jax.Array) -> jax.Array:
         key_block = keys.read(key, b, j, h)
-        scores = tile.scores(tile.dot(query, key_block), None, None, i, j)
+        seen = (whole <= j) & (j < broken)
+        scores = tile.scores(tile.dot(query, key_block), None, None, i, j, seen)
         probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
         by_probabilities = tile.dot(gradient, keys.read(value, b, j, h)) * settings.kept - deltas[:, None]
         by_scores = probabilities * chosen(tile.kept(i, j), by_probabilities, -deltas[:, None])
         return total + dot(by_scores.astype(key_block.dtype), key_block)
 
-    total = jax.lax.fori_loop(blocks[b, i, 0], blocks[b, i, 1], step, jnp.zeros(query.shape, jnp.float32))
+    total = jax.lax.fori_loop(first, end, step, jnp.zeros(query.shape, jnp.float32))
     part.write(by_content, b, i, h, total * settings.natural)
 
 
@@ -145,14 +157,16 @@ def key_kernel(
         write(i, jnp.zeros((tiles.BLOCK, tiles.BLOCK), content.dtype))
 
     for number, part in enumerate(settings.queries):
+        first, end, whole, broken = (blocks[b, j, 4 * number + n] for n in range(4))
 
-        def step(i: Any, carry: Any, part: Part = part) -> Any:
+        def step(i: Any, carry: Any, part: Part = part, whole: Any = whole, broken: Any = broken) -> Any:
             key_sum, value_sum = carry
             at = pl.ds(i * tiles.BLOCK, tiles.BLOCK)
             query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
             term = tile.term(scores, i, j) if scores is not None else None
             bias = gate[b, h, at] if gate is not None else None
-            product = tile.scores(tile.dot(query, keys), term, bias, i, j)
+            seen = (whole <= i) & (i < broken)
+            product = tile.scores(tile.dot(query, keys), term, bias, i, j, seen)
             probabilities = jnp.exp2(product * settings.scale - normalizer[b, h, at][None, :])
             left, deltas = tile.kept(i, j), delta[b, h, at][None, :] * settings.natural
             by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
@@ -163,7 +177,6 @@ def key_kernel(
             key_sum += dot(by_scores, query)
             return key_sum, value_sum
 
-        first, end = blocks[b, j, 2 * number], blocks[b, j, 2 * number + 1]
         carry = jax.lax.fori_loop(first, end, step, carry)
         if by_pairs is not None:
             jax.lax.fori_loop(part.block, first, nothing, None)

@@ -138,7 +138,16 @@ class Settings(NamedTuple):
     queries: tuple[Part, ...]
     """Those that are the last places, if there are any, and then those at any place."""
     keys: Part
+    clamp: int | None
+    """Keys that are so far before a query, or farther, have one position term; None = all differ. Only where the
+    queries are the last places, all by one direction."""
     interpret: bool
+
+    def far(self, i: Any) -> Any:
+        """The blocks of keys, from the first on, that are `clamp` or more before the i-th block of queries."""
+        assert self.clamp is not None  # the caller knows
+        place = self.keys.size - self.queries[0].size + i * BLOCK
+        return jnp.maximum(place + 1 - self.clamp, 0) // BLOCK
 
     @property
     def scale(self) -> float:
@@ -170,9 +179,8 @@ class Tile:
     def __init__(
         self, facts: Any, b: Any, h: Any, settings: Settings, *, queries: Any = None, keys: Any = None
     ) -> None:
-        """`facts` are those of `Facts` and, [B, T / BLOCK, S / BLOCK] int32, 1 where all queries of a block see all
-        keys of the other. `queries` or `keys` is the block that stays, if one does."""
-        self.query_facts, self.key_facts, self.states, self.columns, self.whole = facts
+        """`queries` or `keys` is the block that stays, if one does."""
+        self.query_facts, self.key_facts, self.states, self.columns = facts
         self.b, self.h, self.settings, self.turned = b, h, settings, keys is not None
         self.iota = jnp.arange(BLOCK, dtype=jnp.int32)
         self.own_queries = self.own_keys = None
@@ -215,9 +223,9 @@ class Tile:
         return self.by_query(self.query_fact(2, i)) == self.by_key(self.key_fact(1, j))
 
     def scores(
-        self, content: jax.Array, position: jax.Array | None, gate: jax.Array | None, i: Any, j: Any
+        self, content: jax.Array, position: jax.Array | None, gate: jax.Array | None, i: Any, j: Any, whole: Any
     ) -> jax.Array:
-        """Scores, not yet scaled, with HIDDEN where the mask is."""
+        """Scores, not yet scaled, with HIDDEN where the mask is; `whole` says that all queries see all keys."""
         scores = content if position is None else content + position
         if gate is not None:
             scores += jnp.where(self.same_segment(i, j), self.by_query(gate), 0.0)
@@ -228,9 +236,9 @@ class Tile:
             inside = above.astype(jnp.uint32) <= reach.astype(jnp.uint32)  # 0 <= above <= reach
             return jnp.where(inside, scores, HIDDEN)
 
-        if position is not None:
-            return masked(scores)  # tiles with a position term are hardly ever whole
-        return jax.lax.cond(self.whole[self.b, i, j] != 0, lambda x: x, masked, scores)
+        if len(self.settings.queries) > 1:
+            return masked(scores)  # in two streams no tile is whole
+        return jax.lax.cond(whole, lambda x: x, masked, scores)
 
     def term(self, scores: Any, i: Any, j: Any) -> jax.Array:
         """The position term, fp32, as `scores_kernel` wrote it. By a product with the identity, which is exact: only
@@ -291,12 +299,12 @@ class Distances:
         """Those of the program that writes, or reads, the i-th block of a part. Consecutive ones are `stride` apart, so
         that as many keys at neighbouring distances of each are where memory is read and written at once."""
         iota, step = self.tile.iota, stride(part, self.most)
-        first, end = self.spans[self.tile.b, i, 0], self.spans[self.tile.b, i, 1]
+        first, end, nearest, farthest = (self.spans[self.tile.b, i, n] for n in range(4))
         if part.consecutive:
             begin = i // step * step * BLOCK + i % step
             numbers, start = begin + step * iota, part.size - 1 - begin
             keys = step * iota[:, None] + iota[None, :]
-            met = first - step, end
+            met = nearest - 1, farthest  # the keys of a block of distances lie in two blocks
         else:
             numbers, start = i * BLOCK + iota, 0
             assert self.term.offsets is not None  # as for every part at any place

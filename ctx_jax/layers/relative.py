@@ -85,14 +85,15 @@ def relative_attention(
     segments: Segments | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
+    clamp: int | None = None,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C].
 
     relative [P, H, C] by descending distance from S - 1 on (`distances`), or [N, P, H, C], where row b goes by
     `direction[b]`; content_bias u and position_bias v [H, C]. The last K queries stand at `places` [B, K], those before
-    (all if it is None) are the last of the S places. `rate` is the dropout on the probabilities. A query that sees
-    nothing gives 0.
+    (all if it is None) are the last of the S places. `rate` is the dropout on the probabilities; `clamp` says
+    that all distances from it on are alike in `relative`. A query that sees nothing gives 0.
 
     Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
     does the work where there is one.
@@ -102,7 +103,8 @@ def relative_attention(
         chose("relative attention", "Pallas kernel" if reason is None else f"XLA: {reason}")
         if reason is None:
             position = flash.Position(relative, content_bias, position_bias, direction, places)
-            return flash.relative_attention(query, key, value, position, visibility, segments, rate, dropout_key), None
+            y = flash.relative_attention(query, key, value, position, visibility, segments, rate, dropout_key, clamp)
+            return y, None
     if direction is not None:
         relative = relative[direction]
     wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -245,6 +247,7 @@ class RelativeAttention(nn.Module):
         direction: jax.Array | None = None,
         places: jax.Array | None = None,
         segments: tuple[jax.Array, jax.Array] | None = None,
+        clamp: int | None = None,
         collect: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Queries x [B, T, D] -> [B, T, D] and, to be collected, the probabilities [B, H, T, S]; key None = no dropout.
@@ -265,6 +268,7 @@ class RelativeAttention(nn.Module):
             segments=segments and Segments(*segments, self.segment_embedding, self.segment_bias),
             rate=self.dropout,
             dropout_key=key,
+            clamp=clamp,
             collect=collect,
         )
         return self.output(y), probabilities

@@ -196,6 +196,7 @@ class Layer(nn.Module):
             attention_key,
             biases=shared.biases,
             places=places,
+            clamp=c.clamp_length if key is None else None,  # dropout of what encodes them tells equal distances apart
             collect="attention" in shared.collect,
         )
         if pre:

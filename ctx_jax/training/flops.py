@@ -66,7 +66,7 @@ def operations(config: Any, length: int, targets: int | None, block: int | None)
             head = targets * 2 * width * config.vocabulary_size
         case TransformerXLConfig():
             pairs = length * remembered + (0 if config.same_length else causal_pairs(length, length))
-            layers = config.layers * layer(config, length, length, pairs, relative=True)
+            layers = config.layers * layer(config, length, length, pairs, clamped(config, length, pairs))
             columns = config.cutoffs[0] + len(config.cutoffs) if config.cutoffs else config.vocabulary_size
             narrow = config.embedding_width or width
             head = targets * 2 * narrow * columns
@@ -74,12 +74,12 @@ def operations(config: Any, length: int, targets: int | None, block: int | None)
                 head += (length + targets) * 2 * narrow * width
         case XLNetConfig(causal=True):  # cannot be permuted, so that there is no query stream
             pairs = length * remembered + causal_pairs(length, length)
-            layers = config.layers * layer(config, length, length, pairs, relative=True)
+            layers = config.layers * layer(config, length, length, pairs, clamped(config, length, pairs))
             head = targets * 2 * width * config.vocabulary_size
         case XLNetConfig():
             seen, asked = permuted_pairs(length, targets, block or length)
-            content = layer(config, length, length, length * remembered + seen, relative=True)
-            query = layer(config, targets, 0, targets * remembered + asked, relative=True)
+            content = layer(config, length, length, length * remembered + seen, length * remembered + seen)
+            query = layer(config, targets, 0, targets * remembered + asked, targets * remembered + asked)
             unused = content - layer(
                 config, 0, length, pairs=0
             )  # the last layer's content stream gives keys and values
@@ -90,12 +90,23 @@ def operations(config: Any, length: int, targets: int | None, block: int | None)
     return Operations(layers + head, getattr(config, "layers", 0) * layer(config, 0, remembered, pairs=0))
 
 
-def layer(config: Any, queries: int, keys: int, pairs: float, relative: bool = False) -> float:
-    """Forward operations of one layer on one row: queries and outputs, keys and values, the feed-forward network, and
-    two products for each pair of query and key (three with relative positions)."""
+def layer(config: Any, queries: int, keys: int, pairs: float, distances: float = 0) -> float:
+    """Forward operations of one layer on one row: queries and outputs, keys and values, the feed-forward network, two
+    products for each pair of query and key, and one for each pair of query and distance."""
     square = 2 * config.width * config.width
     linear = queries * (2 * square + 4 * config.width * config.feed_forward) + keys * 2 * square
-    return linear + pairs * (3 if relative else 2) * 2 * config.width
+    return linear + (2 * pairs + distances) * 2 * config.width
+
+
+def clamped(config: Any, length: int, pairs: float) -> float:
+    """Pairs of a query and a distance in a causal row: the keys from `clamp_length` on have one together."""
+    if config.clamp_length is None:
+        return pairs
+    near = config.clamp_length + 1
+    if getattr(config, "same_length", False):
+        return length * min(config.memory_length, near)
+    # a query at place n of the window sees `memory_length` + n + 1
+    return sum(min(config.memory_length + n + 1, near) for n in range(length))
 
 
 def causal_pairs(length: int, window: int) -> int:

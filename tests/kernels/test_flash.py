@@ -122,6 +122,30 @@ def test_relative_attention(case, queries, keys):
     agree(ours, twin, *operands)
 
 
+@pytest.mark.parametrize("clamp", [1, 20, 70])
+def test_only_one_of_the_distances_beyond_the_clamp_is_read(clamp):
+    queries, keys = 40, 100
+    own = documents(2, keys)
+    at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries))
+    visibility = Visibility(jnp.take_along_axis(own, at, 1), own, jnp.arange(keys)[None], at - 64, at)
+    relative_keys = normal(3, keys, H, C)[jnp.minimum(relative.distances(keys, keys, causal=True), clamp)]
+    operands = [normal(0, B, queries, H, C), normal(1, B, keys, H, C), normal(2, B, keys, H, C), relative_keys]
+    operands += [normal(4, H, C), normal(5, H, C)]
+
+    def ours(*x):
+        position = flash.Position(*x[3:], None, None)
+        return flash.relative_attention(*x[:3], position, visibility, None, 0.0, None, clamp, interpret=True)
+
+    def twin(*x):
+        return relative.relative_attention(*x, visibility)[0]
+
+    # those of the nearest blocks are all written: the first query's first near key may be 15 places farther
+    unread = slice(1, max(1, keys - 1 - clamp - 31))
+    spoilt = [*operands[:3], relative_keys.at[unread].set(jnp.nan), *operands[4:]]
+    np.testing.assert_allclose(jax.jit(ours)(*spoilt), jax.jit(twin)(*operands), atol=2e-6)
+    agree(ours, twin, *operands)  # the backward pass reads them all
+
+
 def test_position_terms_computed_again_are_those_that_were_kept(monkeypatch):
     own, ranks = jnp.ones((1, 20), jnp.int32), jnp.arange(20)[None]
     visibility = Visibility(own, own, ranks, ranks * 0, ranks)
@@ -157,15 +181,17 @@ def test_blocks_that_nobody_sees_are_skipped_and_no_other():
         None,
         None,
     )
-    of_queries, of_keys, whole = blocks.bounds(facts, [tiles.Part(0, length)])
-    assert of_queries[0].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
-    assert of_keys[0].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
-    assert of_queries[1].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
-    assert of_keys[1].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
+    of_queries, of_keys = blocks.bounds(facts, [tiles.Part(0, length)])
+    assert of_queries[0, :, :2].tolist() == [[0, 1], [0, 2], [2, 3], [2, 4]]
+    assert of_keys[0, :, :2].tolist() == [[0, 2], [1, 2], [2, 4], [3, 4]]
+    assert of_queries[1, :, :2].tolist() == [[0, 0], [1, 2], [1, 3], [1, 4]]
+    assert of_keys[1, :, :2].tolist() == [[0, 0], [1, 4], [2, 4], [3, 4]]
     # row 0: blocks 1 and 3 see the block before whole; row 1: the first key of block 1's is padding
-    assert np.argwhere(whole).tolist() == [[0, 1, 0], [0, 3, 2], [1, 3, 2]]
+    whole = [(*row, j) for row in np.ndindex(2, 4) for j in range(*of_queries[*row, 2:])]
+    assert whole == [(0, 1, 0), (0, 3, 2), (1, 3, 2)]
+    assert sorted((b, i, j) for b, j in np.ndindex(2, 4) for i in range(*of_keys[b, j, 2:])) == whole
     halves = blocks.bounds(facts, [tiles.Part(0, 32), tiles.Part(32, 32, 2)])[1]
-    assert halves[1].tolist() == [[0, 0, 2, 2], [1, 2, 2, 4], [0, 0, 2, 4], [0, 0, 3, 4]]
+    assert halves[1, :, [0, 1, 4, 5]].T.tolist() == [[0, 0, 2, 2], [1, 2, 2, 4], [0, 0, 2, 4], [0, 0, 3, 4]]
 
 
 def test_codes_say_what_the_mask_says():
