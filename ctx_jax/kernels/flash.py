@@ -258,6 +258,13 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
 
 
+def _forward_in_training(
+    query: Any, key: Any, value: Any, position: Any, gate: Any, facts: Facts, settings: Settings
+) -> Any:
+    """`_forward` where a backward pass follows, which wants the position term of all pairs."""
+    return _forward(query, key, value, position, gate, facts, settings._replace(clamp=None))
+
+
 def position_terms(operands: Terms, facts: Facts, blocks: jax.Array, settings: Settings) -> list[jax.Array]:
     """What `scores_kernel` writes."""
     rows, _, heads, channels = operands.content.shape
@@ -322,5 +329,4 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
 
 
 _attend: Any = jax.custom_vjp(lambda *operands: _forward(*operands)[0], nondiff_argnums=(6,))
-# the backward pass wants the position term of all pairs
-_attend.defvjp(lambda *operands: _forward(*operands[:-1], operands[-1]._replace(clamp=None)), _backward)
+_attend.defvjp(_forward_in_training, _backward)

@@ -19,7 +19,8 @@ def test_the_vanilla_model_predicts_its_last_position():
     assert evaluation.Last().weights(batch) == {"lm": 1.0}
 
 
-def test_both_models_see_as_many_keys_for_each_token(monkeypatch):
+@pytest.mark.parametrize(("clamp", "distances"), [(None, 8), (9, 8), (3, 4)])
+def test_both_models_see_as_many_keys_for_each_token(monkeypatch, clamp, distances):
     """8 keys: a window of 8 for each token, or segments of 4 with their own keys and those of 8 remembered places."""
     batches = []
 
@@ -29,21 +30,21 @@ def test_both_models_see_as_many_keys_for_each_token(monkeypatch):
 
     monkeypatch.setattr(evaluation, "evaluator", evaluator)
     monkeypatch.setattr(evaluation, "seconds", lambda evaluate, warm, steps: 3e-3 if len(batches) == 1 else 1e-3)
-    result = evaluation.measure(8, 4, 16, 2, SMALL)
+    result = evaluation.measure(8, 4, clamp, 16, 2, SMALL)
     assert batches == [("GptConfig", "Last", 2, 8), ("TransformerXLConfig", "Segment", 4, 4)]
     assert (result["vanilla_us"], result["ours_us"], result["speedup"]) == (1500, 62.5, 24)
     dense, head = 2 * (4 * 64 + 2 * 8 * 16), 2 * 8 * 263
     vanilla = 8 * dense + 4 * 8 * 36 + head
-    ours = dense + 6 * 8 * 8 + head + 2 * (4 * 64)
+    ours = dense + (4 * 8 + 2 * distances) * 8 + head + 2 * (4 * 64)
     assert result["flops_ratio"] == round(vanilla / ours, 1)
     assert result["share"] == pytest.approx(24 / (vanilla / ours), rel=1e-3)
 
 
 def test_the_memory_is_carried():
     """From call to call: after two segments of 2 its 4 places are full."""
-    _, config = evaluation.configs(4, SMALL)
+    _, config = evaluation.configs(4, None, SMALL)
     evaluate = evaluation.evaluator(config, Segment(), 2, 2)
-    assert evaluation.seconds(evaluate, 2, 1) > 0
+    assert evaluation.seconds(evaluate, 1, 1) > 0
     (memory,) = [cell.cell_contents for cell in evaluate.__closure__ or () if isinstance(cell.cell_contents, Memory)]
     assert (memory.documents == 1).all() and memory.hidden.shape == (2, 1, 4, 8)
     assert (memory.hidden[:, :, :2] == memory.hidden[:, :, 2:]).all()  # one layer remembers embeddings alone

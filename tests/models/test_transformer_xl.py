@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.contract import Memory
+from ctx_jax.kernels import flash, tiles
 from ctx_jax.layers.masks import Visibility
 from ctx_jax.models.transformer_xl import TransformerXL, TransformerXLConfig
 
@@ -341,3 +342,27 @@ def test_impossible_configs(change: dict[str, Any], message: str):
     with pytest.raises(ValueError) as error:
         replace(TINY, **change)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("same_length", [False, True])
+def test_the_kernel_knows_the_clamp_in_evaluation_alone(monkeypatch, same_length):
+    """Interpreted, in blocks of 16 of which most are beyond it; with a key, dropout tells equal distances apart."""
+    config = replace(TINY, memory_length=60, clamp_length=10, same_length=same_length, dropout=0.5)
+    variables, key = variables_of(config), jax.random.key(3)
+    batch = batch_of(np.random.default_rng(0).integers(0, V, (2, 16)))
+    memory = random_memory(config, np.ones((2, 60), np.int32))
+    apply = partial(config.build().apply, variables, batch, memory)
+    expected = [jax.jit(apply)().hidden, jax.jit(apply)(key=key).hidden]
+    clamps = []
+
+    def kernel(*operands: Any) -> jax.Array:
+        clamps.append(operands[-1])
+        return interpreted(*operands, interpret=True)
+
+    interpreted = flash.relative_attention
+    monkeypatch.setattr(tiles, "BLOCK", 16)
+    monkeypatch.setattr(flash, "obstacle", lambda query, key: None)
+    monkeypatch.setattr(flash, "relative_attention", kernel)
+    for options, want in zip(({}, {"key": key}), expected, strict=True):
+        np.testing.assert_allclose(jax.jit(lambda options=options: apply(**options))().hidden, want, atol=2e-5)
+    assert clamps == [10, None]  # the layers are scanned

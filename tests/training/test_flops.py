@@ -136,6 +136,20 @@ def test_xla_counts_the_same(config, targets, masked):
     assert counted / (rows * length) == pytest.approx(expected, rel=0.08)
 
 
+def test_distances_beyond_the_clamp_are_one():
+    """Queries 0 to 3 see 3, 4, 5 and 6 keys behind a memory of 2: of these, 3 distances at most, the clamp of 2 among
+    them. With `same_length` each sees 2 keys."""
+    config = TransformerXLConfig(**SMALL, memory_length=2)
+    plain, clamped, near = (forward_flops_per_token(replace(config, clamp_length=n), 4) for n in (None, 2, 5))
+    assert plain == near
+    assert plain - clamped == pytest.approx(2 * config.width * config.layers * (3 + 4 + 5 + 6 - 4 * 3) / 4)
+    same = replace(config, same_length=True)
+    saved = forward_flops_per_token(same, 4) - forward_flops_per_token(replace(same, clamp_length=1), 4)
+    assert saved == 0  # distances 0 and 1
+    assert replace(same, clamp_length=2).clamped is None
+    assert [replace(config, clamp_length=n).clamped for n in (None, 2)] == [None, 2]
+
+
 def test_local_layers_adaptive_tables_and_unknown_models():
     local = replace(GptConfig(), attention_pattern=("dense", "local"), band=128)
     saved = 6 * 2 * 768 * 6 * (causal_pairs(1024, 1024) - causal_pairs(1024, 128)) / 1024
