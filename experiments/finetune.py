@@ -93,7 +93,8 @@ def tagging() -> Experiment:
     python -m ctx_jax train finetune:tagging --from RUN --text train.conll --data.corpus.validation dev.conll
 
     WNUT-17 (Derczynski et al. 2017) with all-MiniLM-L6-v2: --data.corpus.test test.conll --optimizer.schedule.rate 1e-4
-    --training.epochs 6. A plain PyTorch loop of that recipe gives a test F1 of 0.440 (three seeds).
+    --training.epochs 6. Seen on one H200, fp32, seeds 0, 1 and 2, the last checkpoint: test F1 0.434, 0.424 and 0.423,
+    mean 0.427; a plain PyTorch loop of that recipe: 0.440 (0.439 to 0.441).
     """
     default = on_tokens("tagging", Windows(128, stride=64))
     return replace(default, data=replace(default.data, corpus=Tagging(Path("train.conll"))), objective=Tags())
@@ -110,7 +111,9 @@ def spans() -> Experiment:
     for name, part in (('train.json', data[:20]), ('test.json', data[20:]))]"
 
     On XQuAD's articles 21 to 24 (96 questions) the best of what needs no model is F1 0.177: the first number or name of
-    the sentence that shares most words with the question; that sentence itself has 0.159.
+    the sentence that shares most words with the question; that sentence itself has 0.159. Seen with all-MiniLM-L6-v2,
+    --optimizer.schedule.rate 1e-4 --training.epochs 20, seeds 0, 1 and 2, fp32 on one H200, the last checkpoint: F1
+    0.502, 0.520 and 0.449, mean 0.490; exact 0.361. With the rate and the three epochs above, which are SQuAD's: 0.038.
     """
     default = on_tokens("spans", Windows())
     return replace(default, data=replace(default.data, corpus=Answers(Path("train.json"))), objective=Spans())

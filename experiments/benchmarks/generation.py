@@ -97,17 +97,20 @@ def measure(config: GptConfig, rows: int, prompt: int, length: int, repeats: int
     }
 
 
-def in_turn(peers: Path, rounds: int, options: list[str]) -> list[dict[str, Any]]:
-    """Both sides, `rounds` times: a line for each batch."""
+def in_turn(peers: Path, rounds: int, batches: list[int], options: list[str]) -> list[dict[str, Any]]:
+    """Both sides, `rounds` times: a line for each batch. Raises ValueError if a side does not measure one."""
     sides = {"theirs": [sys.executable, str(peers)], "ours": [sys.executable, __file__]}
     found: dict[str, dict[int, list[int]]] = {side: {} for side in sides}
     for _ in range(rounds):
         for side, command in sides.items():
-            for line in lines([*command, *options]):
-                found[side].setdefault(line["B"], []).append(line["tok_s"])
+            measured = {line["B"]: line["tok_s"] for line in lines([*command, "--batch", *map(str, batches), *options])}
+            for rows in batches:
+                if rows not in measured:
+                    raise ValueError(f"{command[1]} printed no line of batch {rows}: see what it says above")
+                found[side].setdefault(rows, []).append(measured[rows])
     results = []
-    for rows, theirs in found["theirs"].items():
-        medians = statistics.median(theirs), statistics.median(found["ours"][rows])
+    for rows in batches:
+        medians = [statistics.median(found[side][rows]) for side in sides]
         result = {"case": "generation", "B": rows, "theirs": round(medians[0]), "ours": round(medians[1])}
         result |= {"ratio": round(medians[1] / medians[0], 2), "rounds": {side: found[side][rows] for side in sides}}
         results.append(result)
@@ -125,9 +128,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="how often both sides measure")
     options = parser.parse_args()
     if options.peers:
-        same = ["--batch", *options.batch, "--prompt", options.prompt, "--length", options.length]
-        same += ["--repeats", options.repeats, *["--tiny"] * options.tiny]
-        for result in in_turn(options.peers, options.rounds, [str(word) for word in same]):
+        if not options.peers.is_file():
+            parser.error(f"--peers {options.peers} is not there: name the script of the other side")
+        same = ["--prompt", options.prompt, "--length", options.length, "--repeats", options.repeats]
+        same += ["--tiny"] * options.tiny
+        try:
+            results = in_turn(options.peers, options.rounds, options.batch, [str(word) for word in same])
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+        for result in results:
             print(json.dumps(result), flush=True)
         return
     config = replace(find("gpt:gpt2").model, dtype="bfloat16", **(TINY if options.tiny else {}))
