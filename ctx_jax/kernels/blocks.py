@@ -58,7 +58,8 @@ def in_blocks(x: jax.Array, parts: Sequence[Part], value: int = 0) -> jax.Array:
 
 def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
     """For each block of queries the first block of keys that it meets and the one after the last: all that see each
-    other, and what lies between; and then the same two of blocks in a row where all see all, [B, T / BLOCK, 4].
+    other, and what lies between; and then the same two of the first blocks in a row where all see all,
+    [B, T / BLOCK, 4].
 
     For each block of keys the same of each part's queries, [B, S / BLOCK, 4 parts].
     """
@@ -103,7 +104,8 @@ def beyond(blocks: jax.Array, settings: Settings) -> jax.Array:
 
 def spans(blocks: jax.Array, parts: Sequence[Part], most: int) -> jax.Array:
     """What the queries of a program with distances meet, [B, T / BLOCK, 4]: the first block of keys and the one after
-    the last; and both counted from each query's own block on, as distances are. `most` as for `tiles.stride`."""
+    the last; and both less the number of a query's own block in its program, as distances go. `most` as for
+    `tiles.stride`."""
     spans = []
     for part in parts:
         step = tiles.stride(part, most)

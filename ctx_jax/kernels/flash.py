@@ -82,7 +82,8 @@ def relative_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """What `layers.relative.relative_attention` returns first, over the current mesh: rows and heads are split, as
-    everywhere, and nothing is moved."""
+    everywhere, and nothing is moved. `clamp` promises that all distances from it on are alike in
+    `position.relative`."""
     rows, queries = query.shape[:2]
     relative = position.relative if position.relative.ndim == 4 else position.relative[None]
     direction = jnp.zeros(rows, jnp.int32) if position.direction is None else position.direction
@@ -91,7 +92,8 @@ def relative_attention(
     if segments is not None:
         # softmax does not see what all keys of a query have in common
         gate, sides = Gate(segments.bias, segments.embedding[0] - segments.embedding[1]), (segments.query, segments.key)
-    clamp = clamp if position.direction is None and position.places is None else None
+    if position.direction is not None or position.places is not None or (clamp or 0) >= key.shape[1]:
+        clamp = None
     return over_mesh(query, key, value, term, gate, visibility, sides, rate, dropout_key, clamp, interpret)
 
 

@@ -144,7 +144,7 @@ class Settings(NamedTuple):
     interpret: bool
 
     def far(self, i: Any) -> Any:
-        """The blocks of keys, from the first on, that are `clamp` or more before the i-th block of queries."""
+        """How many blocks of keys, from the first on, are `clamp` or more before the i-th block of queries."""
         assert self.clamp is not None  # the caller knows
         place = self.keys.size - self.queries[0].size + i * BLOCK
         return jnp.maximum(place + 1 - self.clamp, 0) // BLOCK
@@ -237,7 +237,7 @@ class Tile:
             return jnp.where(inside, scores, HIDDEN)
 
         if len(self.settings.queries) > 1:
-            return masked(scores)  # in two streams no tile is whole
+            return masked(scores)  # in two streams few tiles are whole, and to ask takes a twentieth of the time
         return jax.lax.cond(whole, lambda x: x, masked, scores)
 
     def term(self, scores: Any, i: Any, j: Any) -> jax.Array:
@@ -274,7 +274,7 @@ class Rows(NamedTuple):
     keys: jax.Array
     """[BLOCK, BLOCK] int32: the key of each that is at each distance of block 0."""
     blocks: tuple[Any, Any]
-    """The first and the one after the last block of distances with the key of any in `span`."""
+    """The first and the one after the last block of distances with a key that one of them meets."""
     span: tuple[Any, Any]
     """The first block of keys that any of them meets, and the one after the last."""
 

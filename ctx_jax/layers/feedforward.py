@@ -55,9 +55,14 @@ def _sigmoid(x: jax.Array) -> jax.Array:
 
 def _gelu_tanh_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    rest = _sigmoid(-_inner(wide))  # 1 less the sigmoid, again not shared with the forward pass
+    # the sigmoid and 1 less it, both exact where they are small; again not shared with the forward pass
+    inner = _inner(wide)
+    small = jnp.exp(-jnp.abs(inner))
+    large = jnp.square(jax.lax.rsqrt(1.0 + small))
+    small *= large
+    share, rest = jnp.where(inner > 0, large, small), jnp.where(inner > 0, small, large)
     inner_slope = 2.0 * math.sqrt(2 / math.pi) * (1.0 + 3 * 0.044715 * wide * wide)
-    return ((gradient * (1.0 - rest) * (1.0 + wide * rest * inner_slope)).astype(x.dtype),)
+    return ((gradient * (share + wide * share * rest * inner_slope)).astype(x.dtype),)
 
 
 gelu_tanh.defvjp(lambda x: (gelu_tanh(x), x), _gelu_tanh_backward)

@@ -10,6 +10,7 @@ once for a row (poolers, classifiers) or for a batch (the projection of relative
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ctx_jax.models.bert import BertConfig
@@ -42,6 +43,8 @@ def train_flops_per_token(config: Any, length: int, targets: int | None = None, 
 
     Raises TypeError for a model that is not known here.
     """
+    if isinstance(config, TransformerXLConfig):  # dropout of what encodes them tells equal distances apart
+        config = replace(config, clamp_length=None)
     forward = operations(config, length, targets, block)
     return (FORWARD_AND_BACKWARD * forward.window + WITHOUT_INPUTS * forward.memory) / length
 
@@ -74,7 +77,7 @@ def operations(config: Any, length: int, targets: int | None, block: int | None)
                 head += (length + targets) * 2 * narrow * width
         case XLNetConfig(causal=True):  # cannot be permuted, so that there is no query stream
             pairs = length * remembered + causal_pairs(length, length)
-            layers = config.layers * layer(config, length, length, pairs, clamped(config, length, pairs))
+            layers = config.layers * layer(config, length, length, pairs, pairs)
             head = targets * 2 * width * config.vocabulary_size
         case XLNetConfig():
             seen, asked = permuted_pairs(length, targets, block or length)
@@ -98,12 +101,12 @@ def layer(config: Any, queries: int, keys: int, pairs: float, distances: float =
     return linear + (2 * pairs + distances) * 2 * config.width
 
 
-def clamped(config: Any, length: int, pairs: float) -> float:
-    """Pairs of a query and a distance in a causal row: the keys from `clamp_length` on have one together."""
+def clamped(config: TransformerXLConfig, length: int, pairs: float) -> float:
+    """Pairs of a query and a distance: the keys from `clamp_length` on have one together."""
     if config.clamp_length is None:
         return pairs
     near = config.clamp_length + 1
-    if getattr(config, "same_length", False):
+    if config.same_length:
         return length * min(config.memory_length, near)
     # a query at place n of the window sees `memory_length` + n + 1
     return sum(min(config.memory_length + n + 1, near) for n in range(length))

@@ -71,6 +71,21 @@ def test_attention_lowers_to_triton(places):
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
+def test_evaluation_beyond_the_clamp_lowers_to_triton():
+    def forward(query, key, value, relative, bias, documents, key_documents):
+        ranks = jnp.arange(260)[None]
+        visibility = Visibility(documents, key_documents, ranks, ranks[:, 160:] - 150, ranks[:, 160:])
+        position = flash.Position(relative, bias, bias, None, None)
+        return flash.relative_attention(query, key, value, position, visibility, None, 0.0, None, 30)
+
+    keys, whole = shape(2, 260, 2, 24), jnp.int32
+    operands = shape(2, 100, 2, 24), keys, keys, shape(260, 2, 24), shape(2, 24)
+    text = lowered(forward, *operands, shape(2, 100, dtype=whole), shape(2, 260, dtype=whole))
+    for kernel in ("scores_kernel", "forward_kernel"):
+        assert text.count(f'name = "{kernel}"') == 1
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_plain_attention_lowers_to_triton():
     def gradient(query, key, value, documents):
         ranks = jnp.arange(documents.shape[1])[None]

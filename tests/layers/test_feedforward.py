@@ -36,6 +36,19 @@ def test_slopes_of_activations(name: str):
     np.testing.assert_allclose(slopes, expected, atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_far_out_activations_are_their_limits(name: str):
+    """In fp32, where exponentials overflow and the tail is all there is of a slope."""
+    x = jnp.array([-1e15, -1e4, -30.0, 30.0, 1e4, 1e15])
+    slopes = jax.vmap(jax.grad(ACTIVATIONS[name]))
+    np.testing.assert_array_equal(ACTIVATIONS[name](x), jnp.maximum(x, 0))
+    np.testing.assert_array_equal(slopes(x), x > 0)
+    tail = np.linspace(-5, -3, 9)
+    with jax.enable_x64(True):
+        expected = slopes(jnp.array(tail))
+    np.testing.assert_allclose(slopes(jnp.float32(tail)), expected, rtol=1e-4 if name == "gelu_tanh" else 0.2)
+
+
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
 def test_network(activation: Activation):
     module = FeedForward(3, 5, activation, nn.initializers.normal(1.0), nn.initializers.normal(0.1), dropout=0.5)

@@ -143,6 +143,7 @@ def test_distances_beyond_the_clamp_are_one():
     plain, clamped, near = (forward_flops_per_token(replace(config, clamp_length=n), 4) for n in (None, 2, 5))
     assert plain == near
     assert plain - clamped == pytest.approx(2 * config.width * config.layers * (3 + 4 + 5 + 6 - 4 * 3) / 4)
+    assert train_flops_per_token(config, 4) == train_flops_per_token(replace(config, clamp_length=2), 4)
     same = replace(config, same_length=True)
     saved = forward_flops_per_token(same, 4) - forward_flops_per_token(replace(same, clamp_length=1), 4)
     assert saved == 0  # distances 0 and 1
