@@ -12,6 +12,9 @@ and 500 lines, the number or name of the class, then the question. Each network 
 five seeds; the tokenizer, the recipe and the examples are the same from scratch. Prints a table of the test accuracy
 after the last epoch, writes runs/trec/results.json, and ends in one JSON line on stdout. Runs that are there already
 are not trained again.
+
+Seen, pretrained on one H200 and fine-tuned on a CPU: BERT 0.864 0.874 0.868 0.860 0.866, mean 0.866, and from scratch
+0.820 and 0.816 (seeds 0 and 1); GPT 0.876 0.876 0.870 0.868 0.878, mean 0.874, and from scratch 0.820 and 0.800.
 """
 
 from __future__ import annotations
