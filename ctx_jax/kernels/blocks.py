@@ -11,8 +11,6 @@ from ctx_jax.kernels import tiles
 from ctx_jax.kernels.tiles import NOTHING, Facts, Part, Settings
 from ctx_jax.layers.masks import Visibility
 
-NOBODY = 2**30
-"""More than any place."""
 RANKS = 2**15
 """A key's code is RANKS times the number of its document plus its rank: who sees whom is one range of codes."""
 
@@ -27,9 +25,10 @@ def codes(visibility: Visibility) -> tuple[jax.Array, jax.Array, jax.Array]:
 
     def number(x: jax.Array) -> jax.Array:
         same = (x[:, :, None] == documents[:, None, :]) & (documents != 0)[:, None, :]
-        places = jnp.arange(documents.shape[1], dtype=jnp.int32)
-        first = jnp.where(same, places, NOBODY).min(-1)  # by argmax, which carries two numbers, it takes twice as long
-        return jnp.where(first == NOBODY, -1, first)
+        count = documents.shape[1]
+        places = jnp.arange(count, dtype=jnp.int32)
+        first = jnp.where(same, places, count).min(-1)  # by argmax, which carries two numbers, it takes twice as long
+        return jnp.where(first == count, -1, first)
 
     def code(number: jax.Array, rank: jax.Array) -> jax.Array:
         return number * RANKS + jnp.clip(rank, -1, RANKS - 2) + 1
@@ -97,8 +96,10 @@ def bounds(facts: Facts, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
 
 
 def beyond(blocks: jax.Array, settings: Settings) -> jax.Array:
-    """Of `bounds`' blocks of keys [B, T / BLOCK, 4], those that `Settings.far` leaves."""
-    far = settings.far(jnp.arange(blocks.shape[1]))
+    """Of `bounds`' blocks of keys [B, T / BLOCK, 4], those with any key nearer than the clamp to any of the queries."""
+    assert settings.clamp is not None  # the caller knows
+    places = settings.keys.size - settings.queries[0].size + tiles.BLOCK * jnp.arange(blocks.shape[1])
+    far = jnp.maximum(places + 1 - settings.clamp, 0) // tiles.BLOCK
     return blocks.at[..., 0].set(jnp.clip(far, blocks[..., 0], blocks[..., 1]))
 
 

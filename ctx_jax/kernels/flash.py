@@ -249,7 +249,8 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     near, far = blocks, None
     if own and settings.clamp is not None:
         row = own.relative[0, 0].astype(jnp.float32)
-        near, far = beyond(blocks, settings), (own.shift, row)
+        near = beyond(blocks, settings)
+        far = near[..., 0], own.shift, row
     written: Any = position_terms(operands, facts, near, settings) if own else (None, None)
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
     out, *normalizers = call(

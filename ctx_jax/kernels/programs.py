@@ -64,8 +64,9 @@ def scores_kernel(content, position, facts, blocks, spans, scores, turned, *, se
 def forward_kernel(
     content, key, value, scores, far, segment, facts, blocks, out, normalizer, gate: Any = None, *, settings: Settings
 ) -> None:  # fmt: skip
-    """`scores` are those of `scores_kernel`, None without a position term; `far` is None, or `PositionTerm.shift` and
-    what `relative` is from `clamp` on, [H, C] each. Also gives the queries' segment term, if there is one."""
+    """`scores` are those of `scores_kernel`, None without a position term; `far` is None, or where the blocks end that
+    are beyond the clamp [B, T / BLOCK], `PositionTerm.shift`, and what `relative` is there, [H, C]. Also gives the
+    queries' segment term, if there is one."""
     i, h, b = (pl.program_id(n) for n in range(3))
     tile = Tile(facts, b, h, settings, queries=i)
     own, keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.keys
@@ -98,14 +99,12 @@ def forward_kernel(
             jnp.zeros(tiles.BLOCK, jnp.float32),
             jnp.zeros(query.shape, jnp.float32),
         )
-        limit = first
         if far is not None:
             # what all scores of a query have more only moves their maximum
-            limit = jnp.clip(settings.far(i), first, end)
-            largest, *sums = jax.lax.fori_loop(first, limit, partial(step, scores=None), start)
-            shift, row = (x[h, :].astype(jnp.float32)[None, :] for x in far)
-            start = (largest + ((query.astype(jnp.float32) + shift) * row).sum(1), *sums)
-        largest, total, sums = jax.lax.fori_loop(limit, end, step, start)
+            largest, *sums = jax.lax.fori_loop(first, far[0][b, i], partial(step, scores=None), start)
+            shift, row = (x[h, :].astype(jnp.float32)[None, :] for x in far[1:])
+            first, start = far[0][b, i], (largest + ((query.astype(jnp.float32) + shift) * row).sum(1), *sums)
+        largest, total, sums = jax.lax.fori_loop(first, end, step, start)
         part.write(out, b, i, h, sums * (settings.kept / jnp.where(total == 0, 1.0, total))[:, None])
         normalizer[b, h, own] = jnp.where(total == 0, -HIDDEN, largest * settings.scale + jnp.log2(total))
 

@@ -143,12 +143,6 @@ class Settings(NamedTuple):
     queries are the last places, all by one direction."""
     interpret: bool
 
-    def far(self, i: Any) -> Any:
-        """How many blocks of keys, from the first on, are `clamp` or more before the i-th block of queries."""
-        assert self.clamp is not None  # the caller knows
-        place = self.keys.size - self.queries[0].size + i * BLOCK
-        return jnp.maximum(place + 1 - self.clamp, 0) // BLOCK
-
     @property
     def scale(self) -> float:
         """Turns scores into exponents of 2."""

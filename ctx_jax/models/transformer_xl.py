@@ -126,12 +126,6 @@ class TransformerXLConfig:
                 f"{len(self.cutoffs)} tails: choose a smaller one"
             )
 
-    @property
-    def clamped(self) -> int | None:
-        """`clamp_length`, where any query sees so far."""
-        near = self.clamp_length is not None and self.same_length and self.memory_length <= self.clamp_length
-        return None if near else self.clamp_length
-
     def build(self) -> TransformerXL:
         return TransformerXL(self)
 
@@ -202,7 +196,7 @@ class Layer(nn.Module):
             attention_key,
             biases=shared.biases,
             places=places,
-            clamp=c.clamped if key is None else None,  # dropout of what encodes them tells equal distances apart
+            clamp=c.clamp_length if key is None else None,  # dropout of what encodes them tells equal distances apart
             collect="attention" in shared.collect,
         )
         if pre:

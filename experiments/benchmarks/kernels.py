@@ -6,7 +6,8 @@
 Fresh random inputs in bf16, dropout on where the model has it. One JSON line for each case:
 
     errors          [kernel's, twin's] of outputs and gradients: |x - exact| / |exact|, exact being the twin in fp32
-    kernel_ms, twin_ms      forward and backward pass of each, both in bf16; median of --repeats
+    kernel_ms, twin_ms      forward and backward pass of each (evaluation: forward alone), both in bf16; median of
+                            --repeats
     device          its kind
 
 Exit code 1 if an error of the kernel is not a number, or above 1e-2 and five times its twin's (the kernel's backward
@@ -51,6 +52,7 @@ class Case(NamedTuple):
 
 CASES = {
     "txl": Case(32, 512, 1024, 8, 0.0, "causal"),
+    "evaluation": Case(4, 2048, 3848, 8, 0.0, "clamp"),
     "xlnet": Case(32, 597, 512, 12, 0.1, "streams"),
     "bert": Case(64, 512, 512, 12, 0.1, "plain"),
     "gpt_band": Case(8, 2048, 2048, 12, 0.0, "band"),
@@ -158,9 +160,12 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
     highest = jnp.take_along_axis(order, at, axis=1).at[:, last:].add(-1) if streams else at
     own = jnp.take_along_axis(documents, at, axis=1)
     visibility = Visibility(own, documents, ranks, jnp.full((1, 1), -1), highest)
-    distances = 2 * length if streams else length
+    table, clamp = normal(4, 2 * length if streams else length, heads, CHANNELS), None
+    if case.kind == "clamp":
+        clamp = length // 5
+        table = table[jnp.minimum(relative.distances(length, length, causal=True), clamp)]
     biases = [normal(n, heads, CHANNELS) for n in (5, 6, 7)]
-    operands = [*qkv, normal(4, distances, heads, CHANNELS), *biases, normal(8, 2, heads, CHANNELS)]
+    operands = [*qkv, table, *biases, normal(8, 2, heads, CHANNELS)]
     sides = [jax.random.randint(keys[n], (rows, size), 0, 2) for n, size in ((9, queries), (10, length))]
 
     def segments(*x: Any) -> Segments | None:
@@ -170,7 +175,7 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
         position = flash.Position(x[3], x[4], x[5], None, places)
         given = segments(*x[6:])
         return flash.relative_attention(
-            x[0], x[1], x[2], position, visibility, given, case.rate, keys[11], interpret=interpret
+            x[0], x[1], x[2], position, visibility, given, case.rate, keys[11], clamp, interpret=interpret
         )
 
     def twin(*x: Any) -> jax.Array:
@@ -178,6 +183,8 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
         return relative.relative_attention(x[0], x[1], x[2], x[3], x[4], x[5], visibility, **options)[0]
 
     operands = operands if streams else operands[:6]
+    if clamp is not None:  # in evaluation alone: with gradients, all position terms are written
+        return operands, lambda *x: {"output": kernel(*x)}, lambda *x: {"output": twin(*x)}
     names = NAMES[: len(operands)]
     return operands, with_gradients(kernel, names), with_gradients(twin, names)
 

@@ -10,9 +10,13 @@ from experiments.benchmarks import kernels
 
 @pytest.mark.parametrize(
     ("case", "names"),
-    [("norm", {"output", "x", "branch", "scale", "bias"}), ("cross_entropy", {"nll", "cost", "gradient"})],
+    [
+        ("norm", {"output", "x", "branch", "scale", "bias"}),
+        ("cross_entropy", {"nll", "cost", "gradient"}),
+        ("evaluation", {"output"}),
+    ],
 )
-def test_the_kernels_around_the_products(case, names, monkeypatch, capsys):
+def test_the_other_kernels(case, names, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["kernels.py", "--tiny", "--repeats", "1", "--cases", case])
     with pytest.raises(SystemExit) as exit:
         kernels.main()

@@ -46,7 +46,8 @@ def test_far_out_activations_are_their_limits(name: str):
     tail = np.linspace(-5, -3, 9)
     with jax.enable_x64(True):
         expected = slopes(jnp.array(tail))
-    np.testing.assert_allclose(slopes(jnp.float32(tail)), expected, rtol=1e-4 if name == "gelu_tanh" else 0.2)
+    exact = 1e-4 if name == "gelu_tanh" else 0.2  # 1 - erf(3.5) has one digit left
+    np.testing.assert_allclose(slopes(jnp.float32(tail)), expected, rtol=exact)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
