@@ -72,10 +72,10 @@ def test_eight_devices_equal_one(single, config):
     state, metrics = run(build(config), accumulation=2)
     assert_near(metrics, single[1], 5e-6)
     assert_equal(state.memory.documents, single[0].memory.documents)
-    assert_near_together(state.memory.hidden, single[0].memory.hidden, 2e-6)
-    assert_near_together(state.params, single[0].params, 2e-7)
-    assert_near_together(state.opt_state[1].mu, single[0].opt_state[1].mu, 2e-6)
-    assert_near_together(state.opt_state[1].nu, single[0].opt_state[1].nu, 4e-6)
+    assert_near_together(state.memory.hidden, single[0].memory.hidden, 5e-7)
+    assert_near_together(state.params, single[0].params, 5e-8)
+    assert_near_together(state.opt_state[1].mu, single[0].opt_state[1].mu, 1e-6)
+    assert_near_together(state.opt_state[1].nu, single[0].opt_state[1].nu, 2e-6)
 
 
 def test_the_state_is_born_and_stays_split():
