@@ -39,6 +39,7 @@ and, where it applies,
     labels          [B]            int32, a class, or float32, a number: what a labelled example says of its row;
                                    [B, T] int32 the class of each piece, or -1; [B, 2] int32 the answer's two ends
     places          [B, T] int32   1 where an answer may start or end
+    counts          [B, T] float32 how often the text has the token (`Masked.rarity`)
 
 `Objective.prepare` adds `targets` and `target_weights`, [B, T] or, beside `target_positions` [B, K], [B, K] ([B] where
 they are of rows);
@@ -168,6 +169,10 @@ class TokenStore(Protocol):
     @property
     def document_bytes(self) -> np.ndarray:
         """[documents] int64: UTF-8 bytes of each document's text, for bits per byte under any tokenizer."""
+        ...
+
+    def counts(self) -> np.ndarray:
+        """[V] int64: how often each id occurs. Reads all tokens."""
         ...
 
 

@@ -286,7 +286,7 @@ def evaluate(
     if text is None:
         check_text(named(path)[0], store)
     rows = divisible_rows(mesh, batch_size or experiment.evaluation_batch_size)
-    transform = loader_transform(experiment.objective, store.vocabulary, None)
+    transform = loader_transform(experiment.objective, store, None)
     step = make_eval_step(trained.model, experiment.objective, store.vocabulary, mesh)
     memory = memory_maker(trained.model, rows, mesh)()
     loader = Loader(store, reader, rows, None, batch_sharding(mesh), transform=transform)

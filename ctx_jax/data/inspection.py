@@ -21,14 +21,13 @@ def describe(store: Store, tokenizer: Tokenizer, samples: int, length: int, seed
 
     Returns {"documents", "tokens" (begin and end tokens included), "bytes" (of text), "bytes_per_token", "words",
     "sentences", "unknown", "vocabulary", "used" (ids that occur), "lengths": [{"from", "to", "documents"}, ...] in
-    tokens, "samples": [{"document", "at", "text", "pieces"}, ...]}. Reads all tokens once, a part at a time.
+    tokens, "samples": [{"document", "at", "text", "pieces"}, ...]}. Reads the store twice, a part at a time.
     """
     vocabulary = store.vocabulary
-    used = np.zeros(vocabulary.size, np.int64)
+    counts = store.counts()
     words = sentences = 0
     for start in range(0, len(store.tokens), 1 << 22):
         part = slice(start, start + (1 << 22))
-        used += np.bincount(store.tokens[part], minlength=len(used))
         words += int(np.count_nonzero(store.flags[part] & WORD))
         sentences += int(np.count_nonzero(store.flags[part] & SENTENCE))
     size = int(store.document_bytes.sum())
@@ -41,9 +40,9 @@ def describe(store: Store, tokenizer: Tokenizer, samples: int, length: int, seed
         "bytes_per_token": round(size / max(1, len(store.tokens)), 3),
         "words": words,
         "sentences": sentences,
-        "unknown": 0 if vocabulary.unknown in vocabulary.special else int(used[vocabulary.unknown]),
+        "unknown": 0 if vocabulary.unknown in vocabulary.special else int(counts[vocabulary.unknown]),
         "vocabulary": vocabulary.size,
-        "used": int(np.count_nonzero(used)),
+        "used": int(np.count_nonzero(counts)),
         "lengths": histogram(np.diff(store.offsets)),
         "samples": [sample(store, tokenizer, at, length) for at in places(store, samples, length, seed)],
     }

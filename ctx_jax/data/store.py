@@ -47,6 +47,13 @@ class Store:
     tokenizer_folder: str
     """Where the tokenizer is, from the folder that holds the store."""
 
+    def counts(self) -> np.ndarray:
+        """[V] int64: how often each id occurs. Reads all tokens once, a part at a time."""
+        counts = np.zeros(self.vocabulary.size, np.int64)
+        for start in range(0, len(self.tokens), 1 << 22):
+            counts += np.bincount(self.tokens[start : start + (1 << 22)], minlength=len(counts))
+        return counts
+
 
 def open_store(path: Path) -> Store:
     """The store in `path`. Raises FileNotFoundError if there is none, ValueError if it is of another format or

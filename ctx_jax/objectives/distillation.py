@@ -3,8 +3,8 @@
 DistilBERT (Sanh et al. 2019, arXiv 1910.01108, sections 2 and 3, and its published code): the student has every second
 layer of the teacher, and begins with that layer's parameters.
 
-Deviations: masked positions are drawn as `Masked` draws them, row by row, each as likely as another; the published code
-draws them from the whole batch, rare tokens more often.
+Deviation: masked positions are drawn as `Masked` draws them, row by row; the published code draws them from the whole
+batch. Rare tokens come more often in both (`rarity`).
 """
 
 from __future__ import annotations

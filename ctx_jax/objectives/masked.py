@@ -57,6 +57,9 @@ class Masked(Penalized):
     """Choose whole words: all pieces of one or none."""
     spans: tuple[float, ...] = (1.0,)
     """Relative frequencies of spans of 1, 2, ... words (pieces without whole_words): NGRAMS, GEOMETRIC."""
+    rarity: float = 0.0
+    """r: a position is drawn with probability proportional to count^-r, the count that of its token in the text
+    (DistilBERT: 0.7); 0 = each is as likely as another."""
     copies: int | None = None
     """Different corruptions of an example before they repeat (static masking); None = a fresh one at each visit."""
     relation: float = 0.0
@@ -74,11 +77,17 @@ class Masked(Penalized):
             )
         if self.relation < 0.0:
             raise ValueError(f"relation {self.relation} rewards errors: choose 0 or more")
+        if self.rarity < 0.0:
+            raise ValueError(f"rarity {self.rarity} seeks what is frequent: choose 0 or more")
+        if self.rarity and (self.whole_words or len(self.spans) > 1):
+            raise ValueError(
+                f"rarity {self.rarity} is of single pieces: choose no whole_words and no spans, or rarity 0"
+            )
         validate(self.spans, self.copies)
 
     @property
     def in_loader(self) -> bool:
-        return self.whole_words or len(self.spans) > 1
+        return self.whole_words or len(self.spans) > 1 or self.rarity > 0
 
     def counts(self, length: int) -> np.ndarray:
         """[length + 1]: predictions in a row of n = 0, 1, ... positions: min(cap, max(1, round(rate n))), 0 for none.
@@ -108,7 +117,9 @@ class Masked(Penalized):
         counts = self.counts(tokens.shape[1])
         count = jnp.asarray(counts)[(documents > 0).sum(-1)]
         order, lengths, kinds, others = jnp.moveaxis(row_noise(keys, (4, tokens.shape[1])), 1, 0)
-        if self.in_loader:
+        if self.rarity:
+            order = jax.vmap(partial(favour_rare, exponent=self.rarity))(order, jnp.asarray(batch["counts"]))
+        if self.whole_words or len(self.spans) > 1:
             units = words if self.whole_words else jnp.where(words > 0, jnp.cumsum(words > 0, axis=1), 0)
             chosen = jax.vmap(partial(sample_spans, frequencies=self.spans))(order, lengths, units, count)
         else:
@@ -136,6 +147,16 @@ class Masked(Penalized):
             totals["relation"] = self.relation * (real * nll).sum()
             metrics["relation_accuracy"] = ((real * (logits.argmax(-1) == label)).sum(), real.sum())
         return LossOutput(totals, metrics, output.memory)
+
+
+def favour_rare(noise: jax.Array, counts: jax.Array, exponent: float) -> jax.Array:
+    """Noise [T] uint32 by which `sample` draws one position after another in proportion to count^-exponent, counts [T].
+
+    Those with the least of exponentially distributed E / weight (Efraimidis and Spirakis 2006), here by their ranks:
+    a compiler may compute a logarithm in several places, not always to the same bits, but an order only once.
+    """
+    waiting = jnp.log(-jnp.log1p(-uniform(noise))) + exponent * jnp.log(jnp.maximum(counts, 1))
+    return jnp.argsort(jnp.argsort(waiting)).astype(jnp.uint32) << 1
 
 
 def real_rows(batch: Batch) -> jax.Array:

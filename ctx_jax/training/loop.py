@@ -191,7 +191,7 @@ def train(
             seed=training.seed,
             sharding=batch_sharding(mesh),
             start=done - reader_start,
-            transform=loader_transform(objective, vocabulary, training.seed),
+            transform=loader_transform(objective, text.store, training.seed),
         )
         batches = stack.enter_context(closing(iter(loader)))
         display.log("compiling the train step")
@@ -361,7 +361,7 @@ class Evaluator:
             batch_size,
             seed=None,
             sharding=batch_sharding(mesh),
-            transform=loader_transform(objective, text.store.vocabulary, None),
+            transform=loader_transform(objective, text.store, None),
         )
 
     def __call__(

@@ -55,16 +55,27 @@ def prepared_shapes(objective: Any, reader: Reader, store: TokenStore, batch_siz
     reader does not give what the objective needs."""
     row = reader.batch(store, 0, [0], batch_size=batch_size, seed=0)
     batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in row.items()}
+    if wants_counts(objective):
+        batch["counts"] = jax.ShapeDtypeStruct(batch["tokens"].shape, jnp.float32)
     return jax.eval_shape(partial(prepare, objective, vocabulary=store.vocabulary, seed=0), batch)
 
 
-def loader_transform(objective: Any, vocabulary: Vocabulary, seed: int | None) -> Callable[[Batch], Batch] | None:
+def wants_counts(objective: Any) -> bool:
+    """Whether the batch needs `counts` to be prepared."""
+    return bool(getattr(objective, "rarity", 0.0))
+
+
+def loader_transform(objective: Any, store: TokenStore, seed: int | None) -> Callable[[Batch], Batch] | None:
     """`prepare` for the loader's thread, numpy to numpy on the host's CPU; None if it belongs into the step."""
     if not objective.in_loader:
         return None
-    compiled = jax.jit(partial(prepare, objective, vocabulary=vocabulary, seed=seed))
+    compiled = jax.jit(partial(prepare, objective, vocabulary=store.vocabulary, seed=seed))
+
+    counts = store.counts().astype(np.float32) if wants_counts(objective) else None
 
     def transform(batch: Batch) -> Batch:
+        if counts is not None:
+            batch = {**batch, "counts": counts[batch["tokens"]]}
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             return jax.tree.map(np.asarray, compiled(batch))
 

@@ -83,7 +83,7 @@ def measure(name: str, options: argparse.Namespace, fields: list[str]) -> dict[s
     experiment = parse(experiment_of(name, options.text, options.data, options.tiny), fields, "loader.py")
     data, seed = experiment.data, experiment.training.seed
     store = open_text(data, ("train",))[1]["train"]
-    transform = loader_transform(experiment.objective, store.vocabulary, seed)
+    transform = loader_transform(experiment.objective, store, seed)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
     batches = 0
     with closing(iter(Loader(store, data.reader, data.batch_size, seed, sharding, transform=transform))) as loader:

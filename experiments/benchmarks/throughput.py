@@ -134,7 +134,7 @@ class Run:
                 data.batch_size,
                 seed=seed,
                 sharding=batch_sharding(mesh),
-                transform=loader_transform(objective, store.vocabulary, seed),
+                transform=loader_transform(objective, store, seed),
             )
         )
         step: Any = make_train_step(

@@ -29,6 +29,7 @@ def test_describes_a_store(tmp_path, trained):
     counts = {name: about[name] for name in ("documents", "tokens", "bytes", "words", "sentences", "unknown")}
     assert counts == {"documents": 2, "tokens": 30, "bytes": 26, "words": 7, "sentences": 3, "unknown": 0}
     assert about["bytes_per_token"] == 0.867
+    assert store.counts().sum() == 30 and store.counts()[store.tokens[1]] == 2  # two "O"
     assert about["used"] == len(set("One is one. Two! One\x07 is é".encode())) + 2
     assert about["lengths"] == [{"from": 8, "to": 15, "documents": 1}, {"from": 16, "to": 31, "documents": 1}]
     for sample in about["samples"]:

@@ -31,7 +31,7 @@ def trained(experiment: Any, mesh: jax.sharding.Mesh, accumulation: int) -> tupl
     shardings = shardings_of(abstract_state(model, optimizer, shapes, mesh))
     state = init_state(model, optimizer, shapes, mesh, seed=0)
     step = make_train_step(model, objective, optimizer, store.vocabulary, shardings, seed=0, accumulation=accumulation)
-    transform = loader_transform(objective, store.vocabulary, 0)
+    transform = loader_transform(objective, store, 0)
     losses = []
     loader = Loader(store, data.reader, data.batch_size, 0, batch_sharding(mesh), transform=transform)
     with closing(iter(loader)) as batches:

@@ -12,7 +12,7 @@ import pytest
 
 from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.objectives import row_keys, row_noise, sample
-from ctx_jax.objectives.masked import GEOMETRIC, NGRAMS, Masked, sample_spans
+from ctx_jax.objectives.masked import GEOMETRIC, NGRAMS, Masked, favour_rare, sample_spans
 
 Rows = Callable[..., Batch]
 KINDS = {
@@ -20,6 +20,7 @@ KINDS = {
     "whole_words": Masked(whole_words=True),
     "ngrams": Masked(whole_words=True, spans=NGRAMS),
     "spans": Masked(spans=GEOMETRIC),
+    "rare": Masked(rarity=0.7),
 }
 
 
@@ -59,7 +60,7 @@ def short(make_rows: Rows) -> Batch:
     """Rows of 5 to 64 positions, one of them padding. All shapes here are alike, because compiling is what costs."""
     rows = make_rows(256, 64, text=(5, 64))
     rows["documents"][7] = rows["words"][7] = rows["tokens"][7] = 0
-    return rows
+    return rows | {"counts": np.float32(rows["tokens"] % 5)}
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,24 @@ def test_every_piece_of_text_is_masked_equally_often(vocabulary: Vocabulary, ful
     assert text.sum() == 61
     assert all(likely(count, 8 * 256, 10 / 61) for count in chosen.sum(0)[text])
     assert not chosen.sum(0)[~text].any()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rare_tokens_are_drawn_in_proportion(count: int):
+    """By hand: one position after another, each with the share that its count^-0.7 has of what is left; a token that
+    the text does not have counts as one that it has once, and what is no candidate is never drawn."""
+    counts = np.array([0, 3, 40, 1, 10**9, 5], np.float32)
+    candidates = np.array([True, True, True, True, True, False])
+    weights = np.array([1, 3, 40, 1, 10**9]) ** -0.7
+    first = weights / weights.sum()
+    second = [sum(first[j] * weights[i] / (weights.sum() - weights[j]) for j in range(5) if j != i) for i in range(5)]
+    trials = 40_000
+    noise = jax.random.bits(jax.random.key(0), (trials, 6), jnp.uint32)
+    draw = jax.vmap(lambda noise: sample(favour_rare(noise, counts, 0.7), candidates, count))
+    chosen = np.asarray(draw(noise))
+    assert (chosen.sum(1) == count).all() and not chosen[:, 5].any()
+    expected = first if count == 1 else first + second
+    assert all(likely(drawn, trials, p) for drawn, p in zip(chosen.sum(0), expected, strict=False))
 
 
 @pytest.mark.parametrize("kind", ["whole_words", "ngrams"])
@@ -205,7 +224,7 @@ def test_a_rows_corruption_depends_on_the_row_alone(kind: str, vocabulary: Vocab
         np.testing.assert_array_equal(value, np.asarray(whole[name])[places])
 
 
-@pytest.mark.parametrize("kind", ["tokens", "ngrams"])
+@pytest.mark.parametrize("kind", ["tokens", "ngrams", "rare"])
 def test_batch_size_jit_and_wide_numbers_change_nothing(kind: str, vocabulary: Vocabulary, short: Batch):
     few = {name: value[3:9] for name, value in short.items()}
     compiled = prepare(KINDS[kind], short, vocabulary)
@@ -288,6 +307,9 @@ def test_a_reader_without_pairs_is_refused(vocabulary: Vocabulary, make_rows: Ro
         ({"spans": (0.0, 0.0)}, "spans"),
         ({"copies": 0}, "copies 0"),
         ({"relation": -1.0}, "relation -1.0"),
+        ({"rarity": -0.7}, "rarity -0.7"),
+        ({"rarity": 0.7, "whole_words": True}, "rarity 0.7 is of single pieces"),
+        ({"rarity": 0.7, "spans": NGRAMS}, "rarity 0.7 is of single pieces"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], message: str):

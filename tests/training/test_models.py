@@ -43,7 +43,7 @@ def test_rematerialised_micro_batches_are_the_full_batch(name: str, speeches: Pa
     optimizer = Sgd(schedule=WarmUp(rate=0.5, decay="constant")).build(3)
     initial = init_state(config.build(), optimizer, prepared_shapes(objective, reader, store, ROWS), MESH, seed=0)
     shardings, initial = jax.tree.map(lambda x: x.sharding, initial), jax.device_get(initial)
-    transform = loader_transform(objective, store.vocabulary, 0) or (lambda batch: batch)
+    transform = loader_transform(objective, store, 0) or (lambda batch: batch)
     batches = [transform(uneven(reader, store, n)) for n in range(3)]
 
     def trained(config: Any, accumulation: int) -> Any:

@@ -14,12 +14,15 @@ import optax
 import pytest
 
 from ctx_jax.contract import LossOutput
+from ctx_jax.objectives.masked import Masked
 from ctx_jax.parallel.mesh import Mesh
 from ctx_jax.parallel.sharding import batch_sharding, replicated
+from ctx_jax.text import open_text
 from ctx_jax.training.optimizers import AdamW, Sgd
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import TrainState, abstract_state, init_state, shardings_of, variables
 from ctx_jax.training.step import loader_transform, make_eval_step, make_train_step, prepare, prepared_shapes
+from tests.tiny import smaller
 from tests.training.fakes import (
     VOCABULARY,
     Forgetful,
@@ -260,11 +263,26 @@ def test_new_fixed_values_go_from_micro_batch_to_micro_batch():
 
 def test_preparing_in_the_loader_gives_the_same_step():
     batch = make_batch()
-    transform = loader_transform(Line(in_loader=True), VOCABULARY, 3)
-    assert transform is not None and loader_transform(Line(), VOCABULARY, 3) is None
+    transform = loader_transform(Line(in_loader=True), Store(), 3)
+    assert transform is not None and loader_transform(Line(), Store(), 3) is None
     ready = transform(batch)
     assert all(isinstance(value, np.ndarray) for value in ready.values())
     assert_near(gradient(ready, line_step(Line(in_loader=True))), gradient(batch, line_step()), 1e-6)
+
+
+def test_rare_tokens_are_known_by_the_stores_counts(speeches, folder):
+    experiment = smaller("bert", speeches, folder)
+    _, stores = open_text(experiment.data, ("train",))
+    store, reader, rare = stores["train"], experiment.data.reader, Masked(rarity=0.7)
+    batch = reader.batch(store, 0, range(4), batch_size=4, seed=0)
+    transform = loader_transform(rare, store, 0)
+    assert transform is not None
+    ready = transform(batch)
+    counts = np.bincount(store.tokens, minlength=store.vocabulary.size)[batch["tokens"]]
+    np.testing.assert_array_equal(ready["counts"], counts)
+    assert_equal(ready, prepare(rare, {**batch, "counts": np.float32(counts)}, store.vocabulary, 0))
+    shapes = prepared_shapes(rare, reader, store, 4)
+    assert {name: x.shape for name, x in shapes.items()} == {name: x.shape for name, x in ready.items()}
 
 
 def test_static_corruption_repeats_after_its_copies():
