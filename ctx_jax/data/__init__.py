@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -130,6 +131,18 @@ def share(file: Path) -> None:
     (usual := file.with_name(f".{file.name}.usual")).touch()
     shutil.copymode(usual, file)
     usual.unlink()
+
+
+def check_writable(file: Path) -> None:
+    """Raises OSError, or ValueError for a folder, if the file cannot be written: before the work, not at its end."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder: name a file")
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def write_durably(file: Path, text: str) -> None:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ctx_jax.contract import Batch, Variables
+from ctx_jax.data import check_writable
 from ctx_jax.data.files import Errors
 from ctx_jax.data.tokenizers import Tokenizer, utf8_size
 from ctx_jax.objectives.pooling import Pooling, pooled
@@ -159,6 +160,7 @@ def extract(
     if batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of texts: choose 1 or more")
     check_output(output)
+    check_writable(output)
     file = input_file(source)
     run = open_run(path, checkpoint)
     config = run.experiment.model

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ctx_jax.data import write_durably
+from ctx_jax.data import check_writable, write_durably
 from ctx_jax.data.examples import Outputs
 from ctx_jax.data.files import Errors
 from ctx_jax.data.loader import Loader
@@ -44,6 +44,8 @@ def predict(
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of texts: choose 1 or more")
+    if output is not None:
+        check_writable(output)
     run = open_run(path, checkpoint)
     experiment, objective = run.experiment, run.experiment.objective
     task = experiment.data.corpus

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ctx_jax.data import write_durably
+from ctx_jax.data import check_writable, write_durably
 from ctx_jax.evaluation.glue import Glue
 from ctx_jax.experiment import load
 from ctx_jax.training.checkpoints import named
@@ -48,6 +48,8 @@ def submit(
             raise ValueError(f"--diagnostic: the diagnostic set is for a run of mnli, not of {task.name}: leave it out")
         tables.append((DIAGNOSTIC, Glue(place, name="mnli"), diagnostic))
     files = {}
+    for name, _, _ in tables:
+        check_writable(output / f"{name}.tsv")
     for name, own, file in tables:
         items = own.unlabelled(file)
         with tempfile.TemporaryDirectory() as scratch:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctx_jax.data import write_durably
+from ctx_jax.data import check_writable, write_durably
 from ctx_jax.data.articles import ArticleCorpus, field_of, markers_of, read_articles, shortened
 from ctx_jax.generation.decode import generate
 from ctx_jax.generation.sampling import Sampling
@@ -40,6 +40,8 @@ def write(
     """
     if batch_size < 1:
         raise ValueError(f"--batch-size {batch_size} is not a number of articles: choose 1 or more")
+    if output is not None:
+        check_writable(output)
     run = open_run(path, checkpoint)
     corpus, config = run.experiment.data.corpus, run.experiment.model
     if not isinstance(corpus, ArticleCorpus):

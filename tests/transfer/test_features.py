@@ -201,6 +201,7 @@ def test_the_command(run_of: RunOf, lines: Path, tmp_path: Path, capsys: pytest.
             "--output a.csv is of no known kind: end its name in .npz or .safeten",
         ),
         ("{gpt} --input {lines} --output gs://a/b.npz", "--output gs://a/b.npz is remote"),
+        ("{gpt} --input {lines} --output {empty}/a.npz", "empty.txt/a.npz: Not a directory"),
         ("{gpt} --input none.txt --output a.npz", "no text in none.txt"),
         ("{gpt} --input {empty} --output a.npz", "there is no text in"),
         ("{gpt} --input {lines} --output a.npz --layers 3", "--layers 3: the model has 2 layers; choose from 0"),
