@@ -284,10 +284,12 @@ def configured(experiment: Experiment, rest: list[str], program: str, adapt: boo
 
 def evaluate(arguments: list[str]) -> Any:
     from ctx_jax import runs
+    from ctx_jax.transfer.texts import own_options
 
     (folder,), rest = positional("evaluate", arguments, "RUN", most=1)
     chosen = parse(Evaluate(), rest, "ctx_jax evaluate RUN")
-    return runs.evaluate(Path(folder), **vars(chosen))
+    with own_options():
+        return runs.evaluate(Path(folder), **vars(chosen))
 
 
 def generate(arguments: list[str]) -> Any:

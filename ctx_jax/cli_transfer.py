@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -110,7 +110,7 @@ def probe(arguments: list[str]) -> Any:
         every = ("validation", "test", "errors", *names)
         return kind(chosen.text, **{name: getattr(chosen, name) for name in every})
 
-    with own_options():
+    with own_options(*(field.name.replace("_", "-") for field in fields(Probe))):
         if chosen.kind == "classification":
             return probes.classify(run, read(Task, "texts", "label", "columns", "labels"), chosen.choice, **common)
         task = read(Tagging, "token_column", "tag_column", "scheme")

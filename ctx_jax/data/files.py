@@ -170,8 +170,8 @@ def read(file: File, errors: Errors = "strict") -> Iterator[str]:
                 pass  # damage to a compressed file shows at its end at the latest, and is the better reason
             where = " of its uncompressed text" if is_compressed(file) else ""
             raise ValueError(
-                f"{file} is not UTF-8 at byte {at - held + error.start}{where}: convert it to UTF-8, leave the file "
-                "out, or set --data.corpus.errors replace"
+                f"{file} is not UTF-8 at byte {at - held + error.start}{where}: convert it to UTF-8 or leave the "
+                "file out, or set --data.corpus.errors replace"
             ) from None
         at += len(block)
         if text and not begun:

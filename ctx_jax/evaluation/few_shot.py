@@ -41,6 +41,7 @@ from ctx_jax.runs import Trained, divisible_rows, open_run
 from ctx_jax.training.metrics import Diverged
 from ctx_jax.training.step import on_mesh
 from ctx_jax.transfer.inputs import LENGTH
+from ctx_jax.transfer.texts import own_options
 
 LAST_WORD = re.compile(r"(.*\S)(\s+\S+)\s*", re.DOTALL)
 
@@ -294,8 +295,9 @@ def evaluate(
 
     Returns {"run", "step", "input", "items", "shots", "cut"} and `choosing` or, for items of one choice, `last_words`.
     """
-    questions = items(source)
-    solved = () if examples is None else items(examples)
+    with own_options():
+        questions = items(source)
+        solved = () if examples is None else items(examples)
     if shots.shots and not solved:
         raise ValueError(f"--shots {shots.shots} are to be drawn from nowhere: name a file of solved items, --examples")
     open_ended = sum(len(question.choices) == 1 for question in questions)

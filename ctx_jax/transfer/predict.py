@@ -54,7 +54,7 @@ def predict(
     task = with_threshold(replace(task, errors=errors), threshold)
     file = input_file(source, task.whole_json)
     reader = experiment.evaluation_reader
-    with own_options():
+    with own_options("errors"):
         examples = list(task.inputs(file))
     if not examples:
         raise ValueError("there is no text in --input: give one a line")

@@ -12,6 +12,7 @@ from ctx_jax.evaluation.glue import Glue
 from ctx_jax.experiment import load
 from ctx_jax.training.checkpoints import named
 from ctx_jax.transfer.predict import predict
+from ctx_jax.transfer.texts import own_options
 
 DIAGNOSTIC = "AX"
 """The name of the predictions on the diagnostic set, which models of MNLI make."""
@@ -51,7 +52,8 @@ def submit(
     for name, _, _ in tables:
         check_writable(output / f"{name}.tsv")
     for name, own, file in tables:
-        items = own.unlabelled(file)
+        with own_options():
+            items = list(own.unlabelled(file))
         with tempfile.TemporaryDirectory() as scratch:
             texts = Path(scratch) / "test.jsonl"
             # An index without a text needs a prediction, too.

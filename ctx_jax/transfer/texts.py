@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,20 +44,28 @@ def texts(file: File, field: str | None, errors: Errors) -> Iterator[str]:
     # Escaped, and found in its line; the reader itself would name the byte.
     pieces = read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
     lines = checked(file, between(LINE_END, pieces))
-    with own_options():
+    with own_options("field", "errors"):
         if field is None and not is_jsonl(file):
             yield from without_last(map(joined, lines))
         else:
             yield from map(joined, json_texts(file, lines, field or "text", errors))
 
 
+REMEDY = re.compile(r"(, or|:)((?!, or |: ).)*--data\.corpus\.(?P<name>[a-z-]+).*")
+"""The end of an error's line that names an option of the corpus: another way out, or the only one."""
+
+
 @contextmanager
-def own_options() -> Iterator[None]:
-    """In the errors of a command that has no experiment, what are options of the corpus are its own."""
+def own_options(*names: str) -> Iterator[None]:
+    """In the errors of a command that has no experiment, options of the corpus are its own, if it has those `names`; a
+    remedy that it does not have is left out."""
     try:
         yield
-    except ValueError as error:
-        raise ValueError(str(error).replace("--data.corpus.", "--")) from None
+    except (ValueError, FileNotFoundError) as error:
+        if "--data.corpus." not in str(error):
+            raise
+        message = REMEDY.sub(lambda found: found[0] if found["name"] in names else "", str(error))
+        raise ValueError(message.replace("--data.corpus.", "--")) from None
 
 
 def joined(document: Document) -> str:

@@ -14,7 +14,7 @@ from ctx_jax.generation.sampling import Sampling
 from ctx_jax.progress import counted
 from ctx_jax.runs import open_run
 from ctx_jax.serialization import nearest
-from ctx_jax.transfer.texts import input_file
+from ctx_jax.transfer.texts import input_file, own_options
 
 
 def write(
@@ -56,7 +56,8 @@ def write(
         raise ValueError(f"--length {length}: choose from 1 to {positions - 2}, of the run's rows of {positions}")
     vocabulary, target = run.tokenizer.vocabulary, corpus.fields.index(field)
     markers = markers_of(corpus, vocabulary, config.vocabulary_size)
-    articles = list(read_articles(input_file(source), corpus.fields, "strict"))
+    with own_options():
+        articles = list(read_articles(input_file(source), corpus.fields, "strict"))
     if not articles:
         raise ValueError("there is no article in --input: give one a line of JSON")
     prompts = []

@@ -11,7 +11,7 @@ import pytest
 
 from ctx_jax.data.files import _zstd
 from ctx_jax.data.passages import PASSAGE
-from ctx_jax.transfer.texts import STANDARD_INPUT, input_file, input_size, texts
+from ctx_jax.transfer.texts import STANDARD_INPUT, input_file, input_size, own_options, texts
 
 
 def read(file: Path, content: bytes, field: str | None = None, errors="strict") -> list[str]:
@@ -93,3 +93,32 @@ def test_standard_input():
         os.dup2(before, 0)
         for descriptor in (before, end):
             os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "a.txt is not UTF-8: convert it or leave the file out, or set --data.corpus.errors replace",
+            "a.txt is not UTF-8: convert it or leave the file out, or set --errors replace",
+        ),
+        ("a line 2: unknown: mend it, or name all in --data.corpus.labels", "a line 2: unknown: mend it"),
+        ("a has no 'x' (there are: y): name another with --data.corpus.field", "a has no 'x' (there are: y)"),
+        (
+            "a: 'I-x' follows 'O': mend it, or set --data.corpus.scheme IOB1 if that is the file's",
+            "a: 'I-x' follows 'O': mend it",
+        ),
+        (
+            "has 1 column: give two, or set --data.corpus.token-column and .tag-column",
+            "has 1 column: give two, or set --token-column and .tag-column",
+        ),
+        ("no data set: make one (a, b), or set --data.corpus.data-dir", "no data set: make one (a, b)"),
+    ],
+)
+def test_a_command_names_the_options_that_it_has(message: str, expected: str):
+    for kind in (ValueError, FileNotFoundError):
+        with pytest.raises(ValueError) as caught, own_options("errors", "token-column"):
+            raise kind(message)
+        assert str(caught.value) == expected
+    with pytest.raises(FileNotFoundError, match="no such run"), own_options():
+        raise FileNotFoundError("no such run")
