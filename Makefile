@@ -6,15 +6,18 @@ RUN := $(VENV)/bin/python
 TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 # A path and not a finder: so the package is found from the folder above the clone, too, which has its name.
 EDITABLE := --config-settings editable_mode=compat -e .
-# Left out of `make test`, which is to end within ten minutes on two cores: `make check-tasks` has them
-LONG := tests/transfer/tasks tests/benchmarks tests/test_conversion.py
+# Left out of `make test`, which is to end within ten minutes on two cores: `make check-long` has them
+LONG := tests/transfer/tasks tests/transfer/test_features.py tests/generation/test_models.py tests/training/test_models.py \
+  tests/interop/test_golden.py tests/interop/test_tensorflow.py tests/test_runs.py tests/test_conversion.py tests/benchmarks
+# Files stay whole, and begin in the order of tests/conftest.py
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
 
 # Environments for the originals, and the clones (github.com) of those that no package has
 THEIRS := $(VENV)-originals
 CLONES := google-research/bert openai/gpt-2 zihangdai/xlnet kimiyoung/transformer-xl
 
-.PHONY: install quickstart test check-data check-slurm check-kills check-tasks check-harness parity golden originals lint types clean
+.PHONY: install quickstart test check-data check-slurm check-kills check-long check-harness parity golden originals lint types clean
 
 install: $(VENV)/.run
 
@@ -23,7 +26,7 @@ quickstart: $(VENV)/.run
 	@$(RUN) experiments/quickstart.py
 
 test: $(VENV)/.dev
-	$(TEST) -n 2 --dist loadfile --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
+	$(TEST) $(TWO) --ignore=tests/multidevice --ignore=tests/real --ignore=tests/slurm --ignore=tests/kills \
 	  --ignore=tests/evaluation/harness $(LONG:%=--ignore=%)
 	$(EIGHT) $(TEST) -n 2 tests/multidevice
 
@@ -44,10 +47,10 @@ ONLY ?=
 check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
-# Runs that learn a task from end to end (fine-tuning, distillation, probes, fields of articles) or are converted there
-# and back, and the benchmarks' scripts.
-check-tasks: $(VENV)/.dev
-	$(TEST) -n 2 --dist loadfile $(LONG)
+# Runs of every model from end to end: trained, stopped, continued, fine-tuned, distilled, converted there and back; the
+# originals' values; the benchmarks' scripts.
+check-long: $(VENV)/.dev
+	$(TEST) $(TWO) $(LONG)
 
 # lm-evaluation-harness on tasks of our own, without a network, in an environment of its own.
 check-harness: $(VENV)-harness/.made
