@@ -162,7 +162,10 @@ def prepared_shapes(experiment: Experiment) -> Batch:
     per_position = ("tokens", "documents", "positions", "words", "next_tokens", "next_documents", "segments")
     batch = {name: jax.ShapeDtypeStruct((rows, length), jnp.int32) for name in per_position}
     batch |= {name: jax.ShapeDtypeStruct((rows,), jnp.int32) for name in ("example", "epoch", "relation", "labels")}
-    batch["reversed"] = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+    batch |= {
+        "reversed": jax.ShapeDtypeStruct((rows,), jnp.bool_),
+        "counts": jax.ShapeDtypeStruct((rows, length), jnp.float32),
+    }
     vocabulary = Vocabulary(experiment.model.vocabulary_size, *range(7))
     return jax.eval_shape(partial(prepare, experiment.objective, vocabulary=vocabulary, seed=0), batch)
 

@@ -52,6 +52,11 @@ def test_fine_tuning_needs_no_examples():
     assert {"classifier/kernel", "classifier/bias"} <= {tensor["name"] for tensor in needs["tensors"]}
 
 
+def test_masks_drawn_by_counts_need_no_text():
+    needs = findings(find("bert:distil"))["experiment"]
+    assert needs["parameters"] == 66_985_530 + 70 * 769  # DistilBERT, of 30,592 tokens instead of 30,522
+
+
 def test_gpt2_needs_what_its_paper_says():
     gpt2 = experiment_of(GptConfig(vocabulary_multiple=1), Causal(), Blocks(length=1024))
     needs = findings(gpt2)["experiment"]

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -137,10 +136,10 @@ def check_writable(file: Path) -> None:
     """Raises OSError, or ValueError for a folder, if the file cannot be written: before the work, not at its end."""
     if file.is_dir():
         raise ValueError(f"{file} is a folder: name a file")
-    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    new = next(parent for parent in file.absolute().parents if parent.exists()) / f".{file.name}.new"
     try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        new.touch()
+        new.unlink()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(file)) from None
 

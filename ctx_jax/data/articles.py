@@ -186,8 +186,8 @@ def read_articles(file: File, fields: Sequence[str], errors: Errors) -> Iterator
         if not any(name in entry for name in fields):
             guess = nearest(fields[-1], list(entry))
             raise ValueError(
-                f"{where} has none of the fields {', '.join(fields)}{guess} (there are: {', '.join(entry)}): name "
-                "them in --data.corpus.fields"
+                f"{where} has none of the fields {', '.join(fields)}{guess} (there are: {', '.join(entry)}): "
+                "rename one, or name others in --data.corpus.fields"
             )
         yield Article(tuple(written(entry.get(name), f"{where}: {name!r}") for name in fields), place, where)
 

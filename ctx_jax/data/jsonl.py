@@ -159,10 +159,13 @@ def _unified(pieces: Iterable[str]) -> Iterator[str]:
 def _lacks(field: str, entry: dict[str, Any]) -> str:
     if field in entry:
         kind = type(entry[field]).__name__
-        return f"has a field {field!r} that is no text but {kind}: name another with --data.corpus.field"
+        return (
+            f"has a field {field!r} that is no text but {kind}: give a text, or name another with --data.corpus.field"
+        )
     names = [name for name in entry if len(name) < 100]
     listed = ", ".join(map(repr, itertools.islice(names, 10))) or "none"
-    return f"has no field {field!r}{nearest(field, names)} (there are: {listed}): name another with --data.corpus.field"
+    remedy = "rename one, or name another with --data.corpus.field"
+    return f"has no field {field!r}{nearest(field, names)} (there are: {listed}): {remedy}"
 
 
 def _one_line(error: Exception) -> str:

@@ -229,8 +229,8 @@ def pair_plan(store: TokenStore, reader: Pairs, seed: int, copy: int) -> np.ndar
     order = reader.relation == "order"
     if len(firsts) < 2 and not order:
         raise ValueError(
-            "a false second segment comes from another document and the store has one: cut the text into several "
-            "documents (--data.corpus.document), or choose --data.reader.relation order"
+            "a false second segment comes from another document and the store has one: give several "
+            "documents, or cut the text into some (--data.corpus.document), or choose --data.reader.relation order"
         )
     room = reader.length - 2 - reader.separators
     rng = random.Random(f"{seed} {copy}")

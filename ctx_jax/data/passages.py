@@ -184,7 +184,7 @@ def part(number: int, names: tuple[str, ...]) -> str:
 def lacks(split: str, names: tuple[str, ...], units: str) -> str:
     """What is wrong with a split that came out empty; of what is there, the first is always train's."""
     few = names and split != "train"
-    reason = f"needs {SHARE} {units} or a file of its own (--data.corpus.{split})" if few else "is empty"
+    reason = f"needs {SHARE} {units}, or a file of its own (--data.corpus.{split})" if few else "is empty"
     return f"the split {split} {reason}"
 
 

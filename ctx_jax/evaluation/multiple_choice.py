@@ -19,7 +19,7 @@ from ctx_jax.evaluation.tables import check_columns, rows
 if TYPE_CHECKING:
     from ctx_jax.data.files import File
 
-NAMED_BY = "--data.corpus.text, .begin, .choices or .label"
+NAMED_BY = "--data.corpus.text, --data.corpus.begin, --data.corpus.choices or --data.corpus.label"
 """The options that name columns, for errors."""
 
 

@@ -36,7 +36,7 @@ def rows(
         where = f"{file} line {place}"
         for name in wanted:
             if name not in fields:
-                remedy = "rename one" if named_by is None else f"name another with {named_by}"
+                remedy = "rename one" if named_by is None else f"rename one, or name another with {named_by}"
                 raise ValueError(
                     f"{where} has no column {name!r}{nearest(name, list(fields))} (there are: {', '.join(fields)}): "
                     f"{remedy}{other}"

@@ -238,7 +238,7 @@ def field(columns: list[str], column: int, wanted: tuple[int, ...], where: str) 
     if not -len(columns) <= column < len(columns) or len(columns) < len(wanted):
         raise ValueError(
             f"{where} has {len(columns)} columns, and none for column {column}: give a word and its tag with a tab "
-            "between, or set --data.corpus.token-column and .tag-column"
+            "between, or set --data.corpus.token-column and --data.corpus.tag-column"
         )
     if not (text := columns[column].strip()):
         raise ValueError(f"{where}: column {column} is empty: fill it, or leave the line out")

@@ -149,7 +149,9 @@ class Task(FileTask):
 
     def _read(self, file: File) -> Iterator[Example]:
         wanted = (*self.texts, self.label)
-        for place, fields in rows(file, self.columns, wanted, self.errors, "--data.corpus.texts or .label"):
+        for place, fields in rows(
+            file, self.columns, wanted, self.errors, "--data.corpus.texts or --data.corpus.label"
+        ):
             texts = tuple(fields[name] for name in self.texts)
             yield Example(texts, fields[self.label].strip(), f"{file} line {place}", place)
 

@@ -11,6 +11,7 @@ over a special token, and one that would overshoot the count is shortened to the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -58,8 +59,8 @@ class Masked(Penalized):
     spans: tuple[float, ...] = (1.0,)
     """Relative frequencies of spans of 1, 2, ... words (pieces without whole_words): NGRAMS, GEOMETRIC."""
     rarity: float = 0.0
-    """r: a position is drawn with probability proportional to count^-r, the count that of its token in the text
-    (DistilBERT: 0.7); 0 = each is as likely as another."""
+    """r: a position is drawn with probability proportional to count^-r, the count that of its token in the text that is
+    read, held out or not (DistilBERT: 0.7); 0 = each is as likely as another."""
     copies: int | None = None
     """Different corruptions of an example before they repeat (static masking); None = a fresh one at each visit."""
     relation: float = 0.0
@@ -77,8 +78,8 @@ class Masked(Penalized):
             )
         if self.relation < 0.0:
             raise ValueError(f"relation {self.relation} rewards errors: choose 0 or more")
-        if self.rarity < 0.0:
-            raise ValueError(f"rarity {self.rarity} seeks what is frequent: choose 0 or more")
+        if not 0.0 <= self.rarity < math.inf:
+            raise ValueError(f"rarity {self.rarity} is no such exponent: choose 0 or more")
         if self.rarity and (self.whole_words or len(self.spans) > 1):
             raise ValueError(
                 f"rarity {self.rarity} is of single pieces: choose no whole_words and no spans, or rarity 0"
@@ -128,6 +129,7 @@ class Masked(Penalized):
         kind = uniform(kinds)
         shown = jnp.where(kind < self.mask, vocabulary.mask, jnp.where(kind < self.mask + self.random, other, tokens))
         corrupted = jnp.where(chosen, shown, tokens)
+        batch = {name: value for name, value in batch.items() if name != "counts"}
         return {**batch, "tokens": corrupted, **place_targets(chosen, tokens, int(counts[-1]))}
 
     def weights(self, batch: Batch) -> TokenCounts:

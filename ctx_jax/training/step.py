@@ -55,14 +55,19 @@ def prepared_shapes(objective: Any, reader: Reader, store: TokenStore, batch_siz
     reader does not give what the objective needs."""
     row = reader.batch(store, 0, [0], batch_size=batch_size, seed=0)
     batch = {name: jax.ShapeDtypeStruct((batch_size, *x.shape[1:]), x.dtype) for name, x in row.items()}
-    if wants_counts(objective):
+    if wants_counts(objective, store):
         batch["counts"] = jax.ShapeDtypeStruct(batch["tokens"].shape, jnp.float32)
     return jax.eval_shape(partial(prepare, objective, vocabulary=store.vocabulary, seed=0), batch)
 
 
-def wants_counts(objective: Any) -> bool:
-    """Whether the batch needs `counts` to be prepared."""
-    return bool(getattr(objective, "rarity", 0.0))
+def wants_counts(objective: Any, store: Any) -> bool:
+    """Whether the batch needs `counts` to be prepared. Raises ValueError if the store has none."""
+    rarity = getattr(objective, "rarity", 0.0)
+    if rarity and not hasattr(store, "counts"):
+        raise ValueError(
+            f"objective.rarity {rarity} needs the tokens of a plain text: choose a corpus of texts, or rarity 0"
+        )
+    return rarity > 0
 
 
 def loader_transform(objective: Any, store: TokenStore, seed: int | None) -> Callable[[Batch], Batch] | None:
@@ -71,7 +76,7 @@ def loader_transform(objective: Any, store: TokenStore, seed: int | None) -> Cal
         return None
     compiled = jax.jit(partial(prepare, objective, vocabulary=store.vocabulary, seed=seed))
 
-    counts = store.counts().astype(np.float32) if wants_counts(objective) else None
+    counts = store.counts().astype(np.float32) if wants_counts(objective, store) else None
 
     def transform(batch: Batch) -> Batch:
         if counts is not None:

@@ -51,8 +51,8 @@ def texts(file: File, field: str | None, errors: Errors) -> Iterator[str]:
             yield from map(joined, json_texts(file, lines, field or "text", errors))
 
 
-REMEDY = re.compile(r"(, or|:)((?!, or |: ).)*--data\.corpus\.(?P<name>[a-z-]+).*")
-"""The end of an error's line that names an option of the corpus: another way out, or the only one."""
+REMEDY = re.compile(r", or ((?!, or ).)*?--data\.corpus\.(?P<name>[a-z-]+).*")
+"""The end of an error's line that names an option of the corpus, as another way out."""
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def test_articles_of_a_users_own(tmp_path):
         ({"title": "x"}, r"a\.jsonl line 1 has no 'text', which is the body"),
         ({"titel": "x"}, r"line 1 has none of the fields title, text.*there are: titel"),
         ({"text": True}, "'text' is no text but bool"),
-        ({"text": "only one"}, "the split test needs 20 articles or a file of its own"),
+        ({"text": "only one"}, "the split test needs 20 articles, or a file of its own"),
     ],
 )
 def test_bad_articles_are_named(entry, message, tmp_path):

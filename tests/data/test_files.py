@@ -163,7 +163,7 @@ def test_jsonl(tmp_path):
         ('["text"]', r'line 2 is no object: each line must be like \{"text": "\.\.\."\}'),
         ('{"txt": "a", "id": 1}', r"line 2 has no field 'text'; did you mean 'txt'\? \(there are: 'txt', 'id'\)"),
         ("{}", r"line 2 has no field 'text' \(there are: none\)"),
-        ('{"text": 1}', r"line 2 has a field 'text' that is no text but int: name another with"),
+        ('{"text": 1}', r"line 2 has a field 'text' that is no text but int: give a text, or name another with"),
         ('{"text": null}', r"line 2 has a field 'text' that is no text but NoneType"),
         ('{"text": "\\ud800"}', r"line 2 has half of a surrogate pair in 'text'"),
     ],

@@ -57,5 +57,7 @@ def test_declarations_that_cannot_be(tmp_path):
     with pytest.raises(ValueError, match="name the columns of two or more"):
         MultipleChoice("a.csv", choices=("one",))
     (tmp_path / "a.csv").write_text(HEADER + "a,b,c,d,e,f,1\n")
-    with pytest.raises(ValueError, match=r"no column 'sent3'; did you mean 'sent\d'.*--data.corpus.text, .begin"):
+    with pytest.raises(
+        ValueError, match=r"no column 'sent3'; did you mean 'sent\d'.*--data.corpus.text, --data.corpus.begin"
+    ):
         list(MultipleChoice(tmp_path / "a.csv", whole=True, begin="sent3").examples("train"))

@@ -54,7 +54,7 @@ def test_two_of_twenty_are_held_out(tmp_path):
     other = write(tmp_path / "b.tsv", "text\tlabel\nother\tx\n")
     assert read(Task(path, validation=other), "validation") == [(("other",), "x")]
     assert len(read(Task(path, validation=other))) == 38
-    with pytest.raises(ValueError, match=r"b.tsv: the split test needs 20 examples or a file of its own"):
+    with pytest.raises(ValueError, match=r"b.tsv: the split test needs 20 examples, or a file of its own"):
         read(Task(other), "test")
 
 
@@ -77,7 +77,7 @@ def test_two_of_twenty_are_held_out(tmp_path):
         (
             "a.jsonl",
             '{"text": "a"}\n',
-            r"a.jsonl line 1 has no column 'label'.*: name another with --data.corpus.texts or",
+            r"a.jsonl line 1 has no column 'label'.*: rename one, or name another with --data.corpus.texts or",
         ),
         ("a.jsonl", '{"text": null, "label": 1}\n', r"a.jsonl line 1: the field 'text' is empty"),
         (

@@ -308,6 +308,7 @@ def test_a_reader_without_pairs_is_refused(vocabulary: Vocabulary, make_rows: Ro
         ({"copies": 0}, "copies 0"),
         ({"relation": -1.0}, "relation -1.0"),
         ({"rarity": -0.7}, "rarity -0.7"),
+        ({"rarity": float("nan")}, "rarity nan"),
         ({"rarity": 0.7, "whole_words": True}, "rarity 0.7 is of single pieces"),
         ({"rarity": 0.7, "spans": NGRAMS}, "rarity 0.7 is of single pieces"),
     ],

@@ -279,7 +279,7 @@ def test_rare_tokens_are_known_by_the_stores_counts(speeches, folder):
     assert transform is not None
     ready = transform(batch)
     counts = np.bincount(store.tokens, minlength=store.vocabulary.size)[batch["tokens"]]
-    np.testing.assert_array_equal(ready["counts"], counts)
+    assert "counts" not in ready
     assert_equal(ready, prepare(rare, {**batch, "counts": np.float32(counts)}, store.vocabulary, 0))
     shapes = prepared_shapes(rare, reader, store, 4)
     assert {name: x.shape for name, x in shapes.items()} == {name: x.shape for name, x in ready.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctx_jax.data.files import _zstd
-from ctx_jax.data.passages import PASSAGE
+from ctx_jax.data.passages import PASSAGE, lacks
 from ctx_jax.transfer.texts import STANDARD_INPUT, input_file, input_size, own_options, texts
 
 
@@ -61,7 +61,9 @@ def test_what_is_wrong_is_named_with_its_line_and_our_options(tmp_path: Path):
         read(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n')
     with pytest.raises(ValueError, match=r"a.jsonl line 2 has half of a surrogate pair .* set --errors replace"):
         read(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n')
-    with pytest.raises(ValueError, match=r"line 2 has no field 'text'.*there are: 'txt'.*: name another with --field"):
+    with pytest.raises(
+        ValueError, match=r"line 2 has no field 'text'.*there are: 'txt'.*: rename one, or name another with --field"
+    ):
         read(tmp_path / "a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n')
     with pytest.raises(ValueError, match=r"a.txt line 1 is not JSON"):
         read(tmp_path / "a.txt", b"a\n", "text")
@@ -103,15 +105,16 @@ def test_standard_input():
             "a.txt is not UTF-8: convert it or leave the file out, or set --errors replace",
         ),
         ("a line 2: unknown: mend it, or name all in --data.corpus.labels", "a line 2: unknown: mend it"),
-        ("a has no 'x' (there are: y): name another with --data.corpus.field", "a has no 'x' (there are: y)"),
+        ("a: no 'x': rename one, or name another with --data.corpus.field", "a: no 'x': rename one"),
         (
             "a: 'I-x' follows 'O': mend it, or set --data.corpus.scheme IOB1 if that is the file's",
             "a: 'I-x' follows 'O': mend it",
         ),
         (
-            "has 1 column: give two, or set --data.corpus.token-column and .tag-column",
-            "has 1 column: give two, or set --token-column and .tag-column",
+            "has 1 column: give two, or set --data.corpus.token-column and --data.corpus.tag-column",
+            "has 1 column: give two, or set --token-column and --tag-column",
         ),
+        (f"a.tsv: {lacks('test', ('test',), 'examples')}", "a.tsv: the split test needs 20 examples"),
         ("no data set: make one (a, b), or set --data.corpus.data-dir", "no data set: make one (a, b)"),
     ],
 )
