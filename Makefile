@@ -7,8 +7,10 @@ TEST := JAX_PLATFORMS=cpu $(RUN) -m pytest
 # A path and not a finder: so the package is found from the folder above the clone, too, which has its name.
 EDITABLE := --config-settings editable_mode=compat -e .
 # Left out of `make test`, which is to end within ten minutes on two cores: `make check-long` has them
-LONG := tests/transfer/tasks tests/transfer/test_features.py tests/generation/test_models.py tests/training/test_models.py \
-  tests/interop/test_golden.py tests/interop/test_tensorflow.py tests/test_runs.py tests/test_conversion.py tests/benchmarks
+LONG := tests/transfer/tasks tests/transfer/test_features.py tests/generation/test_models.py tests/kernels/test_flash.py \
+  tests/interop/test_golden.py tests/interop/test_tensorflow.py tests/interop/test_published_stores.py \
+  tests/training/test_models.py tests/training/test_stopping.py tests/training/test_curves.py \
+  tests/launch/test_tpu_pod.py tests/test_runs.py tests/test_conversion.py tests/benchmarks
 # Files stay whole, and begin in the order of tests/conftest.py
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 EIGHT := XLA_FLAGS=--xla_force_host_platform_device_count=8
@@ -48,7 +50,7 @@ check-kills: $(VENV)/.dev
 	$(TEST) -n 2 -rP tests/kills -k "$(ONLY)"
 
 # Runs of every model from end to end: trained, stopped, continued, fine-tuned, distilled, converted there and back; the
-# originals' values; the benchmarks' scripts.
+# originals' values and curves; the attention kernels beside their twins; a launcher that waits; the benchmarks' scripts.
 check-long: $(VENV)/.dev
 	$(TEST) $(TWO) $(LONG)
 

@@ -31,7 +31,7 @@ WORDS = (
 ).split()
 
 
-LONGEST = ("test_flash.py", "test_cli.py", "test_loop.py", "test_stopping.py", "test_transformer_xl.py", "test_gpt.py")
+LONGEST = ("test_cli.py", "test_loop.py", "test_transformer_xl.py", "test_stopping.py", "test_runs.py", "test_flash.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
