@@ -21,7 +21,7 @@ def describe(store: Store, tokenizer: Tokenizer, samples: int, length: int, seed
 
     Returns {"documents", "tokens" (begin and end tokens included), "bytes" (of text), "bytes_per_token", "words",
     "sentences", "unknown", "vocabulary", "used" (ids that occur), "lengths": [{"from", "to", "documents"}, ...] in
-    tokens, "samples": [{"document", "at", "text", "pieces"}, ...]}. Reads the store twice, a part at a time.
+    tokens, "samples": [{"document", "at", "text", "pieces"}, ...]}. Reads tokens and flags once, a part at a time.
     """
     vocabulary = store.vocabulary
     counts = store.counts()

@@ -80,15 +80,20 @@ class Masked(Penalized):
             raise ValueError(f"relation {self.relation} rewards errors: choose 0 or more")
         if not 0.0 <= self.rarity < math.inf:
             raise ValueError(f"rarity {self.rarity} is no such exponent: choose 0 or more")
-        if self.rarity and (self.whole_words or len(self.spans) > 1):
+        if self.rarity and self.groups:
             raise ValueError(
                 f"rarity {self.rarity} is of single pieces: choose no whole_words and no spans, or rarity 0"
             )
         validate(self.spans, self.copies)
 
     @property
+    def groups(self) -> bool:
+        """Whether what is chosen is more than single pieces: words, or spans."""
+        return self.whole_words or len(self.spans) > 1
+
+    @property
     def in_loader(self) -> bool:
-        return self.whole_words or len(self.spans) > 1 or self.rarity > 0
+        return self.groups or self.rarity > 0
 
     def counts(self, length: int) -> np.ndarray:
         """[length + 1]: predictions in a row of n = 0, 1, ... positions: min(cap, max(1, round(rate n))), 0 for none.
@@ -120,7 +125,7 @@ class Masked(Penalized):
         order, lengths, kinds, others = jnp.moveaxis(row_noise(keys, (4, tokens.shape[1])), 1, 0)
         if self.rarity:
             order = jax.vmap(partial(favour_rare, exponent=self.rarity))(order, jnp.asarray(batch["counts"]))
-        if self.whole_words or len(self.spans) > 1:
+        if self.groups:
             units = words if self.whole_words else jnp.where(words > 0, jnp.cumsum(words > 0, axis=1), 0)
             chosen = jax.vmap(partial(sample_spans, frequencies=self.spans))(order, lengths, units, count)
         else:

@@ -275,6 +275,8 @@ def test_rare_tokens_are_known_by_the_stores_counts(speeches, folder):
     _, stores = open_text(experiment.data, ("train",))
     store, reader, rare = stores["train"], experiment.data.reader, Masked(rarity=0.7)
     batch = reader.batch(store, 0, range(4), batch_size=4, seed=0)
+    with pytest.raises(ValueError, match=r"objective.rarity 0.7 needs the tokens of a plain text"):
+        loader_transform(rare, Store(), 0)
     transform = loader_transform(rare, store, 0)
     assert transform is not None
     ready = transform(batch)
