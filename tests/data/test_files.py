@@ -106,7 +106,7 @@ def test_a_truncated_gz_says_where_its_text_ends(tmp_path):
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("harm", ["empty", "cut", "head", "middle", "end", "tail"])
 def test_damage_is_one_line_that_names_file_and_byte(tmp_path, suffix, harm):
-    text = random.Random(0).randbytes(200_000).hex().encode()  # where a block ends is seldom elsewhere
+    text = random.Random(0).randbytes(200_000).hex().encode()  # the same each time: zstd's blocks may end elsewhere
     if suffix == ".zst":  # with a checksum, as the program zstd writes it
         whole = zstd.compress(text, options={zstd.CompressionParameter.checksum_flag: 1})
     else:
