@@ -16,11 +16,13 @@ from jax.experimental.pallas import triton as plgpu
 
 from ctx_jax import kernels
 from ctx_jax.contract import NO_PENALTIES, Penalties
-from ctx_jax.kernels.tiles import LOG2E
+from ctx_jax.kernels.tiles import LOG2E, exp2
 from ctx_jax.parallel.sharding import over_rows
 
 WIDTH = 2048
 """Logits that a program holds at a time."""
+TOGETHER = 8
+"""Of them, those beside each other that one thread reads at once, of which it keeps one maximum and one sum."""
 WARPS = 8
 """Warps of a program."""
 LOWEST = -1e30
@@ -37,45 +39,51 @@ def obstacle(logits: jax.Array) -> str | None:
 
 
 def cross_entropy_kernel(
-    logits, bias, targets, weights, nll, cost, normalizer, prediction, gradient, *, size: int, penalties: Penalties
+    logits, bias, targets, weights, nll, cost, normalizer, prediction, gradient,
+    *, size: int, penalties: Penalties, interpret: bool,
 ) -> None:  # fmt: skip
     """logits and gradient [N, Vpad] are one array; bias [Vpad] or (); the others [N]."""
     row = pl.program_id(0)
     padded, evenly, z_loss = logits.shape[1], penalties.evenly(size), penalties.z_loss
-    lanes = jnp.arange(WIDTH, dtype=jnp.int32)
+    shape = WIDTH // TOGETHER, TOGETHER
+    thread, each = (jax.lax.broadcasted_iota(jnp.int32, shape, n) for n in range(2))
+    lanes = thread * TOGETHER + each
     whole, steps = size // WIDTH, -(-padded // WIDTH)
 
-    def load(n: Any, last: bool) -> tuple[jax.Array, jax.Array]:
-        """Columns and logits; in the `last` steps not all of them are inside the vocabulary."""
-        column = n * WIDTH + lanes
+    def load(column: jax.Array, last: bool) -> jax.Array:
+        """The logits of columns; in the `last` steps not all of them are inside the vocabulary."""
         inside = column < padded if last else None  # a multiple of what one load takes, as the size is not
         other = 0.0 if last else None
         x = plgpu.load(logits.at[row, column], mask=inside, other=other).astype(jnp.float32)
         if not isinstance(bias, tuple):
             x += plgpu.load(bias.at[column], mask=inside, other=other)
-        return column, jnp.where(column < size, x, -jnp.inf) if last else x
+        return jnp.where(column < size, x, -jnp.inf) if last else x
+
+    def exponential(x: jax.Array) -> jax.Array:
+        return exp2(x * LOG2E, interpret)
 
     def go(step: Any, carry: Any) -> Any:
         carry = jax.lax.fori_loop(0, whole, partial(step, last=False), carry)
         return jax.lax.fori_loop(whole, steps, partial(step, last=True), carry)
 
     def look(n: Any, carry: Any, last: bool) -> Any:
-        """Each lane's largest logit, where it was, the sum of exponentials relative to it and, if it is needed, of the
-        logits."""
+        """Of each row of the tile the largest logit, in which step it was, the sum of exponentials relative to it and,
+        if it is needed, of the logits."""
         largest, best, total, plain = carry
-        column, x = load(n, last)
-        higher = x > largest
-        shrink = jnp.exp2(jnp.abs(x - largest) * -LOG2E)
-        total = jnp.where(higher, total * shrink + 1.0, total + shrink)
+        column = n * WIDTH + lanes
+        x = load(column, last)
+        top = x.max(1)
+        best, new = jnp.where(top > largest, n, best), jnp.maximum(largest, top)
+        total = total * exponential(largest - new) + exponential(x - new[:, None]).sum(1)
         if evenly:
-            plain += jnp.where(column < size, x, 0.0) if last else x
-        return jnp.where(higher, x, largest), jnp.where(higher, column, best), total, plain
+            plain += (jnp.where(column < size, x, 0.0) if last else x).sum(1)
+        return new, best, total, plain
 
-    zeros = jnp.zeros(WIDTH, jnp.float32)
-    start = jnp.full(WIDTH, LOWEST, jnp.float32), jnp.zeros(WIDTH, jnp.int32), zeros, zeros if evenly else ()
+    zeros = jnp.zeros(shape[0], jnp.float32)
+    start = jnp.full(shape[0], LOWEST, jnp.float32), jnp.zeros(shape[0], jnp.int32), zeros, zeros if evenly else ()
     largest, best, total, plain = go(look, start)
     top = largest.max()
-    normal = (total * jnp.exp2((largest - top) * LOG2E)).sum()
+    normal = (total * exponential(largest - top)).sum()
     log_normalizer = top + jnp.log(normal)
     target, weight = targets[row], weights[row]
     at = jnp.clip(target, 0, size - 1)
@@ -90,23 +98,38 @@ def cross_entropy_kernel(
         penalized += z_loss * log_normalizer * log_normalizer
     cost[row] = penalized
     normalizer[row] = log_normalizer
-    prediction[row] = jnp.where(largest == top, best, padded).min()
+    candidates = best[:, None] * WIDTH + lanes
+    likeliest = (load(candidates, True) == top) & (largest == top)[:, None]
+    prediction[row] = jnp.where(likeliest, candidates, padded).min()
 
     # relative to the largest logit: where logits are large, few digits of their normaliser are left
-    slope = (1.0 + 2.0 * z_loss * log_normalizer) / normal
+    slope = weight * ((1.0 + 2.0 * z_loss * log_normalizer) / normal)
 
     def write(n: Any, carry: Any, last: bool) -> Any:
-        column, x = load(n, last)
-        probabilities = jnp.exp2((x - top) * LOG2E) * slope
-        by_logits = weight * (probabilities - jnp.where(column == target, 1.0 - evenly, 0.0))
+        column = n * WIDTH + lanes
+        by_logits = exponential(load(column, last) - top) * slope
         if evenly:
             spread = weight * (evenly / size)
             by_logits -= jnp.where(column < size, spread, 0.0) if last else spread
-        by_logits = jnp.where(weight != 0.0, by_logits, 0.0).astype(gradient.dtype)
-        plgpu.store(gradient.at[row, column], by_logits, mask=column < padded if last else None)
+        inside = column < padded if last else None
+        plgpu.store(gradient.at[row, column], by_logits.astype(gradient.dtype), mask=inside)
         return carry
 
-    go(write, 0)
+    def erase(n: Any, carry: Any, last: bool) -> Any:
+        column = n * WIDTH + lanes
+        nothing = jnp.zeros(shape, gradient.dtype)
+        plgpu.store(gradient.at[row, column], nothing, mask=column < padded if last else None)
+        return carry
+
+    # whatever the logits hold
+    jax.lax.cond(weight != 0.0, lambda: go(write, 0), lambda: go(erase, 0))
+    if not interpret:
+        plgpu.debug_barrier()  # another thread has written there
+
+    @pl.when((weight != 0.0) & (target == at))
+    def _() -> None:
+        wanted = weight * (1.0 - evenly + evenly / size)
+        gradient[row, at] = (jnp.exp(logit - top) * slope - wanted).astype(gradient.dtype)
 
 
 def cross_entropy(
@@ -130,7 +153,7 @@ def cross_entropy(
         flat = logits.reshape(-1, padded)
         best, own = jax.ShapeDtypeStruct(each.shape, jnp.int32), jax.ShapeDtypeStruct(flat.shape, flat.dtype)
         results = pl.pallas_call(
-            partial(cross_entropy_kernel, size=vocabulary_size, penalties=penalties),
+            partial(cross_entropy_kernel, size=vocabulary_size, penalties=penalties, interpret=interpret),
             grid=(targets.size,),
             out_shape=[each, each, each, best, own],
             interpret=interpret,

@@ -21,6 +21,7 @@ from ctx_jax.kernels.tiles import (
     Tile,
     chosen,
     dot,
+    exp2,
     store,
     unknown_zero,
 )
@@ -87,8 +88,8 @@ def forward_kernel(
             seen = (whole <= j) & (j < broken)
             product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, i, j, seen)
             new = jnp.maximum(largest, product.max(1))
-            exponentials = jnp.exp2(product * settings.scale - (new * settings.scale)[:, None])
-            shrink = jnp.exp2((largest - new) * settings.scale)
+            exponentials = exp2(product * settings.scale - (new * settings.scale)[:, None], settings.interpret)
+            shrink = exp2((largest - new) * settings.scale, settings.interpret)
             total = total * shrink + exponentials.sum(1)
             kept = chosen(tile.kept(i, j), exponentials, zeros).astype(value.dtype)
             sums = sums * shrink[:, None] + dot(kept, keys.read(value, b, j, h))
@@ -126,7 +127,7 @@ def query_kernel(
         key_block = keys.read(key, b, j, h)
         seen = (whole <= j) & (j < broken)
         scores = tile.scores(tile.dot(query, key_block), None, None, i, j, seen)
-        probabilities = jnp.exp2(scores * settings.scale - normalizers[:, None])
+        probabilities = exp2(scores * settings.scale - normalizers[:, None], settings.interpret)
         by_probabilities = tile.dot(gradient, keys.read(value, b, j, h)) * settings.kept - deltas[:, None]
         by_scores = probabilities * chosen(tile.kept(i, j), by_probabilities, -deltas[:, None])
         return total + dot(by_scores.astype(key_block.dtype), key_block)
@@ -166,7 +167,7 @@ def key_kernel(
             bias = gate[b, h, at] if gate is not None else None
             seen = (whole <= i) & (i < broken)
             product = tile.scores(tile.dot(query, keys), term, bias, i, j, seen)
-            probabilities = jnp.exp2(product * settings.scale - normalizer[b, h, at][None, :])
+            probabilities = exp2(product * settings.scale - normalizer[b, h, at][None, :], settings.interpret)
             left, deltas = tile.kept(i, j), delta[b, h, at][None, :] * settings.natural
             by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
             by_scores = (probabilities * chosen(left, by_probabilities, -deltas)).astype(query.dtype)
