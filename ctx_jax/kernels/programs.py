@@ -19,11 +19,9 @@ from ctx_jax.kernels.tiles import (
     Part,
     Settings,
     Tile,
-    chosen,
     dot,
     exp2,
     store,
-    unknown_zero,
 )
 
 
@@ -79,7 +77,6 @@ def forward_kernel(
             shift, same = (x[h, :].astype(jnp.float32)[None, :] for x in segment)
             bias = ((query.astype(jnp.float32) + shift) * same).sum(1)
             gate[b, h, own] = bias
-        zeros = unknown_zero(tile.query_fact(0, i).astype(jnp.float32))[:, None]
         first, end, whole, broken = (blocks[b, i, n] for n in range(4))
 
         def step(j: Any, carry: Any, scores: Any = scores) -> Any:
@@ -91,7 +88,7 @@ def forward_kernel(
             exponentials = exp2(product * settings.scale - (new * settings.scale)[:, None], settings.interpret)
             shrink = exp2((largest - new) * settings.scale, settings.interpret)
             total = total * shrink + exponentials.sum(1)
-            kept = chosen(tile.kept(i, j), exponentials, zeros).astype(value.dtype)
+            kept = tile.dropout(i, j, exponentials, 0.0).astype(value.dtype)
             sums = sums * shrink[:, None] + dot(kept, keys.read(value, b, j, h))
             return new, total, sums
 
@@ -129,7 +126,7 @@ def query_kernel(
         scores = tile.scores(tile.dot(query, key_block), None, None, i, j, seen)
         probabilities = exp2(scores * settings.scale - normalizers[:, None], settings.interpret)
         by_probabilities = tile.dot(gradient, keys.read(value, b, j, h)) * settings.kept - deltas[:, None]
-        by_scores = probabilities * chosen(tile.kept(i, j), by_probabilities, -deltas[:, None])
+        by_scores = probabilities * tile.dropout(i, j, by_probabilities, -deltas[:, None])
         return total + dot(by_scores.astype(key_block.dtype), key_block)
 
     total = jax.lax.fori_loop(first, end, step, jnp.zeros(query.shape, jnp.float32))
@@ -168,10 +165,10 @@ def key_kernel(
             seen = (whole <= i) & (i < broken)
             product = tile.scores(tile.dot(query, keys), term, bias, i, j, seen)
             probabilities = exp2(product * settings.scale - normalizer[b, h, at][None, :], settings.interpret)
-            left, deltas = tile.kept(i, j), delta[b, h, at][None, :] * settings.natural
+            deltas = delta[b, h, at][None, :] * settings.natural
             by_probabilities = tile.dot(gradient, values) * (settings.kept * settings.natural) - deltas
-            by_scores = (probabilities * chosen(left, by_probabilities, -deltas)).astype(query.dtype)
-            kept = chosen(left, probabilities, unknown_zero(deltas))
+            by_scores = (probabilities * tile.dropout(i, j, by_probabilities, -deltas)).astype(query.dtype)
+            kept = tile.dropout(i, j, probabilities, 0.0)
             value_sum += dot(kept.astype(gradient.dtype), gradient)
             write(i, by_scores)
             key_sum += dot(by_scores, query)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from ctx_jax.layers.dropout import keep
+from ctx_jax.layers.dropout import drawn, least
 
 BLOCK = 64
 """Queries and keys of a tile."""
@@ -170,12 +170,6 @@ def exp2(x: jax.Array, interpret: bool) -> jax.Array:
     return y
 
 
-def unknown_zero(x: jax.Array) -> jax.Array:
-    """Zeros of which the compiler does not know that they are: with known ones it would convert to bf16 before it
-    chooses between them and something else, which takes twice the instructions."""
-    return x * 0.0
-
-
 class Tile:
     """One tile of scores after the other: [queries, keys], where a block of queries stays, or [keys, queries], where a
     block of keys does, so that a product with it needs no transposition. The facts of what stays are read once, which
@@ -252,17 +246,24 @@ class Tile:
         identity = jnp.where(self.iota[:, None] == self.iota[None, :], UNIT, 0.0).astype(term.dtype)
         return dot(identity, term.T) if self.turned else dot(term, identity)
 
-    def kept(self, i: Any, j: Any) -> jax.Array | None:
-        """What dropout leaves of a tile; None = all."""
+    def dropout(self, i: Any, j: Any, x: jax.Array, dropped: Any) -> jax.Array:
+        """A tile with `dropped` in place of what dropout takes."""
         rows, columns = self.row_states(i), self.mixed_columns(j)
         if rows is None or columns is None:
-            return None
-        return keep(self.by_query(rows), self.by_key(columns), self.settings.rate)
-
-
-def chosen(kept: jax.Array | None, x: jax.Array, dropped: jax.Array) -> jax.Array:
-    """A tile with `dropped` in place of what dropout takes."""
-    return x if kept is None else jnp.where(kept, x, dropped)
+            return x
+        numbers, bound = drawn(self.by_query(rows), self.by_key(columns)), least(self.settings.rate)
+        if self.settings.interpret:
+            return jnp.where(numbers >= jnp.uint32(bound), x, dropped)
+        # both at once: of itself the compiler compares all elements first, and packs what there are too few registers
+        # for; and it would convert to bf16 before it chooses between x and a zero that it knows, which takes longer
+        [y] = plgpu.elementwise_inline_asm(
+            f"{{.reg .pred kept; setp.ge.u32 kept, $1, {bound}; selp.f32 $0, $2, $3, kept;}}",
+            args=[numbers, x, jnp.broadcast_to(dropped, x.shape)],
+            constraints="=f,r,f,f",
+            pack=1,
+            result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
+        )
+        return y
 
 
 class Rows(NamedTuple):
