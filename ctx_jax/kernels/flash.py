@@ -112,10 +112,21 @@ def attention(
     return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, None, interpret)
 
 
+def self_attention(
+    packed: jax.Array, visibility: Visibility, rate: float, dropout_key: jax.Array | None, *, interpret: bool = False
+) -> jax.Array:
+    """`attention` of queries, keys and values [B, T, H, 3, C], that are read where they are and whose gradients are
+    written beside each other."""
+    rows, length, heads, _, channels = packed.shape
+    sides = (jnp.zeros((rows, length), jnp.int32),) * 2
+    packed = packed.reshape(rows, length, 3 * heads, channels)
+    return over_mesh(packed, None, None, None, None, visibility, sides, rate, dropout_key, None, interpret)
+
+
 def over_mesh(
     query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    key: jax.Array | None,
+    value: jax.Array | None,
     position: Position | None,
     gate: Gate | None,
     visibility: Visibility,
@@ -126,16 +137,17 @@ def over_mesh(
     interpret: bool,
 ) -> jax.Array:
     """`attend` on each device's rows and heads; nothing is moved. `segments` are those of queries and keys."""
-    rows, queries, heads, _ = query.shape
+    (rows, queries), keys = segments[0].shape, segments[1].shape[1]
+    heads = query.shape[2] // (3 if key is None else 1)
     code, lowest, highest = codes(visibility)
     sees = lowest <= highest
     lowest, reach = jnp.where(sees, lowest, NOTHING), jnp.where(sees, highest - lowest, 0)
     of_queries = [jnp.broadcast_to(x, (rows, queries)) for x in (lowest, reach, segments[0])]
-    of_keys = [jnp.broadcast_to(x, (rows, key.shape[1])) for x in (code, segments[1])]
+    of_keys = [jnp.broadcast_to(x, (rows, keys)) for x in (code, segments[1])]
     rate, states, columns = 0.0 if dropout_key is None else rate, None, None
     if dropout_key is not None and rate:
         states = stirred((rows, heads, queries, 1), *words(dropout_key))[..., 0]
-        columns = mix(jnp.arange(key.shape[1], dtype=jnp.uint32))
+        columns = mix(jnp.arange(keys, dtype=jnp.uint32))
     facts = Facts(jnp.stack(of_queries, 1).astype(jnp.int32), jnp.stack(of_keys, 1).astype(jnp.int32), states, columns)
 
     run = partial(attend, rate=rate, clamp=clamp, interpret=interpret)
@@ -150,8 +162,8 @@ def over_mesh(
         term = Position._make((P(None, None, head), by_head, by_head, row, places))
     specs = (
         array,
-        array,
-        array,
+        None if key is None else array,
+        None if value is None else array,
         term,
         None if gate is None else Gate._make((by_head, by_head)),
         Facts._make((row, row, *((P(batch, head), P()) if rate else (None, None)))),
@@ -162,8 +174,8 @@ def over_mesh(
 
 def attend(
     query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
+    key: jax.Array | None,
+    value: jax.Array | None,
     position: Position | None,
     gate: Gate | None,
     facts: Facts,
@@ -172,13 +184,14 @@ def attend(
     clamp: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes. `facts` are those
-    of queries and keys alone, without what fills up their blocks. `interpret` runs the kernels anywhere, slowly."""
-    queries, keys, channels = query.shape[1], key.shape[1], query.shape[-1]
+    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes, or of what is packed
+    [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret` runs
+    the kernels anywhere, slowly."""
+    queries, keys, channels = query.shape[1], facts.key.shape[2], query.shape[-1]
     given = 0 if position is None or position.places is None else position.places.shape[1]
     last = Part(0, queries - given)
     parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.size)
-    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), clamp, interpret)
+    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), clamp, key is None, interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
         in_blocks(facts.key, [settings.keys], -1),
@@ -194,13 +207,19 @@ def attend(
 
 
 def call(
-    kernel: Any, grid: tuple[int, int, int], settings: Settings, *operands: Any, outputs: list[Any]
+    kernel: Any,
+    grid: tuple[int, int, int],
+    settings: Settings,
+    *operands: Any,
+    outputs: list[Any],
+    aliases: dict[int, int] | None = None,
 ) -> list[jax.Array]:
-    """Runs a program for each (block, head, row)."""
+    """Runs a program for each (block, head, row). `aliases` {operand: output} says which are the same memory."""
     return pl.pallas_call(
         partial(kernel, settings=settings),
         grid=grid,
         out_shape=outputs,
+        input_output_aliases=aliases or {},
         interpret=settings.interpret,
         compiler_params=plgpu.CompilerParams(num_warps=WARPS, num_stages=STAGES.get(kernel.__name__, 3)),
         name=kernel.__name__,
@@ -215,7 +234,7 @@ class Terms(NamedTuple):
     """What the kernels read of the queries; None = there is no such term."""
 
     content: jax.Array
-    """[B, T, H, C]: those of the content term. The others' differ by a vector for each head."""
+    """[B, T, H, C]: those of the content term, or what is packed. The others' differ by a vector for each head."""
     position: PositionTerm | None
     segment: SegmentTerm | None
 
@@ -245,7 +264,7 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     operands = terms(query, position, gate, settings)
     content, own, segment = operands
     blocks, _ = bounds(facts, settings.queries)
-    rows, heads, count = len(blocks), query.shape[2], blocks.shape[1]
+    rows, heads, count = len(blocks), query.shape[2] // (3 if settings.packed else 1), blocks.shape[1]
     near, far = blocks, None
     if own and settings.clamp is not None:
         row = own.relative[0, 0].astype(jnp.float32)
@@ -253,9 +272,10 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
         far = near[..., 0], own.shift, row
     written: Any = position_terms(operands, facts, near, settings) if own else (None, None)
     of_queries = jax.ShapeDtypeStruct((rows, heads, count * tiles.BLOCK), jnp.float32)
+    like_queries = jax.ShapeDtypeStruct((*query.shape[:2], heads, query.shape[-1]), query.dtype)
     out, *normalizers = call(
         programs.forward_kernel, (count, heads, rows), settings, content, key, value, written[0], far, segment,
-        facts, blocks, outputs=[like(content), of_queries, *([of_queries] if segment else [])],
+        facts, blocks, outputs=[like_queries, of_queries, *([of_queries] if segment else [])],
     )  # fmt: skip
     kept = written if sum(x.nbytes for x in jax.tree.leaves(written)) <= KEPT else None
     return out, (operands, key, value, position, gate, facts, out, normalizers, kept)
@@ -290,19 +310,22 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
     scores, turned = kept or position_terms(operands, facts, blocks, settings)
-    outputs = [like(key), like(value)]
+    outputs = [like(content)] if settings.packed else [like(key), like(value)]
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, key_blocks.shape[1] * tiles.BLOCK), content.dtype))
-    by_key, by_value, *by_pairs = call(
+    written = call(
         programs.key_kernel, by_key_block, settings, content, key, value, scores, *(gates or [None]), facts, key_blocks,
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:
+        packed = written[0] if settings.packed else None
+        operands = content, key, value, facts, blocks, *rest, packed
         [by_content] = call(
-            programs.query_kernel, by_query_block, settings, content, key, value, facts, blocks, *rest,
-            outputs=[like(content)],
+            programs.query_kernel, by_query_block, settings, *operands, outputs=[like(content)],
+            aliases={len(jax.tree.leaves(operands)) - 1: 0} if settings.packed else None,
         )  # fmt: skip
-        return by_content, by_key, by_value, None, None, None
+        return by_content, *((None, None) if settings.packed else written), None, None, None
+    by_key, by_value, *by_pairs = written
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
         programs.position_kernel, by_query_block, settings, content, key, own, segment, facts,

@@ -65,13 +65,15 @@ def forward_kernel(
 ) -> None:  # fmt: skip
     """`scores` are those of `scores_kernel`, None without a position term; `far` is None, or where the blocks end that
     are beyond the clamp [B, T / BLOCK], `PositionTerm.shift`, and what `relative` is there, [H, C]. Also gives the
-    queries' segment term, if there is one."""
+    queries' segment term, if there is one. Where they are packed, `content` holds all, here and in what follows."""
     i, h, b = (pl.program_id(n) for n in range(3))
+    key, value = (content, content) if settings.packed else (key, value)
+    of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, queries=i)
     own, keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.keys
 
     def run(part: Part) -> None:
-        query = part.read(content, b, i, h)
+        query = part.read(content, b, i, of_query)
         bias = None
         if gate is not None:
             shift, same = (x[h, :].astype(jnp.float32)[None, :] for x in segment)
@@ -83,13 +85,13 @@ def forward_kernel(
             largest, total, sums = carry
             term = tile.term(scores, i, j) if scores is not None else None
             seen = (whole <= j) & (j < broken)
-            product = tile.scores(tile.dot(query, keys.read(key, b, j, h)), term, bias, i, j, seen)
+            product = tile.scores(tile.dot(query, keys.read(key, b, j, of_key)), term, bias, i, j, seen)
             new = jnp.maximum(largest, product.max(1))
             exponentials = exp2(product * settings.scale - (new * settings.scale)[:, None], settings.interpret)
             shrink = exp2((largest - new) * settings.scale, settings.interpret)
             total = total * shrink + exponentials.sum(1)
             kept = tile.dropout(i, j, exponentials, 0.0).astype(value.dtype)
-            sums = sums * shrink[:, None] + dot(kept, keys.read(value, b, j, h))
+            sums = sums * shrink[:, None] + dot(kept, keys.read(value, b, j, of_value))
             return new, total, sums
 
         start = (
@@ -110,38 +112,45 @@ def forward_kernel(
 
 
 def query_kernel(
-    content, key, value, facts, blocks, out_gradient, normalizer, delta, by_content, *, settings: Settings
+    content, key, value, facts, blocks, out_gradient, normalizer, delta, packed, by_content, *, settings: Settings
 ) -> None:  # fmt: skip
-    """Gradients by the queries, where there is neither a position nor a segment term."""
+    """Gradients by the queries, where there is neither a position nor a segment term. `packed` is None, or what
+    `key_kernel` has written of the same array."""
     i, h, b = (pl.program_id(n) for n in range(3))
+    key, value = (content, content) if settings.packed else (key, value)
+    of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, queries=i)
     own, [part], keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.queries, settings.keys
-    query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
+    query, gradient = part.read(content, b, i, of_query), part.read(out_gradient, b, i, h)
     normalizers, deltas = normalizer[b, h, own], delta[b, h, own]
     first, end, whole, broken = (blocks[b, i, n] for n in range(4))
 
     def step(j: Any, total: jax.Array) -> jax.Array:
-        key_block = keys.read(key, b, j, h)
+        key_block = keys.read(key, b, j, of_key)
         seen = (whole <= j) & (j < broken)
         scores = tile.scores(tile.dot(query, key_block), None, None, i, j, seen)
         probabilities = exp2(scores * settings.scale - normalizers[:, None], settings.interpret)
-        by_probabilities = tile.dot(gradient, keys.read(value, b, j, h)) * settings.kept - deltas[:, None]
+        by_probabilities = tile.dot(gradient, keys.read(value, b, j, of_value)) * settings.kept - deltas[:, None]
         by_scores = probabilities * tile.dropout(i, j, by_probabilities, -deltas[:, None])
         return total + dot(by_scores.astype(key_block.dtype), key_block)
 
     total = jax.lax.fori_loop(first, end, step, jnp.zeros(query.shape, jnp.float32))
-    part.write(by_content, b, i, h, total * settings.natural)
+    part.write(by_content, b, i, of_query, total * settings.natural)
 
 
 def key_kernel(
     content, key, value, scores, gate, facts, blocks, out_gradient, normalizer, delta,
-    by_key, by_value, by_pairs: Any = None, *, settings: Settings,
+    *outputs, settings: Settings,
 ) -> None:  # fmt: skip
     """Gradients by keys and values and, if asked, by the scores of all pairs, 0 where they do not meet. `scores` are
     `scores_kernel`'s, `gate` the forward kernel's."""
     j, h, b = (pl.program_id(n) for n in range(3))
+    key, value = (content, content) if settings.packed else (key, value)
+    by_key, by_value, *others = outputs * 2 if settings.packed else outputs
+    by_pairs = others[0] if others else None
+    of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, keys=j)
-    keys, values = (settings.keys.read(x, b, j, h) for x in (key, value))
+    keys, values = settings.keys.read(key, b, j, of_key), settings.keys.read(value, b, j, of_value)
     carry = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(keys.shape, jnp.float32)
 
     def write(i: Any, by_scores: jax.Array) -> None:
@@ -159,7 +168,7 @@ def key_kernel(
         def step(i: Any, carry: Any, part: Part = part, whole: Any = whole, broken: Any = broken) -> Any:
             key_sum, value_sum = carry
             at = pl.ds(i * tiles.BLOCK, tiles.BLOCK)
-            query, gradient = part.read(content, b, i, h), part.read(out_gradient, b, i, h)
+            query, gradient = part.read(content, b, i, of_query), part.read(out_gradient, b, i, h)
             term = tile.term(scores, i, j) if scores is not None else None
             bias = gate[b, h, at] if gate is not None else None
             seen = (whole <= i) & (i < broken)
@@ -179,8 +188,8 @@ def key_kernel(
             jax.lax.fori_loop(part.block, first, nothing, None)
             jax.lax.fori_loop(end, part.end, nothing, None)
     key_sum, value_sum = carry
-    settings.keys.write(by_key, b, j, h, key_sum)
-    settings.keys.write(by_value, b, j, h, value_sum * settings.kept)
+    settings.keys.write(by_key, b, j, of_key, key_sum)
+    settings.keys.write(by_value, b, j, of_value, value_sum * settings.kept)
 
 
 def position_kernel(

@@ -141,7 +141,13 @@ class Settings(NamedTuple):
     clamp: int | None
     """Keys that are so far before a query, or farther, have one position term; None = all differ. Only where the
     queries are the last places, all by one direction."""
+    packed: bool
+    """Whether queries, keys and values are one array [B, T, 3 H, C], a head's three beside each other."""
     interpret: bool
+
+    def of_head(self, h: Any) -> tuple[Any, Any, Any]:
+        """Where a head's queries, keys and values are on the axis of heads."""
+        return (3 * h, 3 * h + 1, 3 * h + 2) if self.packed else (h, h, h)
 
     @property
     def scale(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ctx_jax.kernels import chose, flash, splash
 from ctx_jax.layers import masks
 from ctx_jax.layers.dropout import dropout
-from ctx_jax.layers.linear import Linear
+from ctx_jax.layers.linear import Linear, side_by_side
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
@@ -49,28 +49,61 @@ def attention(
     does the work where there is one.
     """
     length, source = query.shape[1], key.shape[1]
-    if not collect:
-        random = rate > 0 and dropout_key is not None
-        on_tpu = jax.default_backend() == "tpu"
-        obstacle = splash.obstacle(query, key, random) if on_tpu else flash.obstacle(query, key)
-        if obstacle is not None:
-            chose("attention", f"XLA: {obstacle}")
-        elif on_tpu:
-            chose("attention", "splash attention")
-            return splash.attention(query, key, value, query_documents, causal=causal, window=window), None
-        else:
-            chose("attention", "Pallas kernel")
-            ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)
-            highest = ranks[:, source - length :]
-            lowest = highest - (window or source) + 1 if causal else highest
-            visibility = masks.Visibility(query_documents, key_documents, ranks, lowest, highest)
-            return flash.attention(query, key, value, visibility, rate, dropout_key), None
+    kernel = None if collect else kernel_for(query, key, rate > 0 and dropout_key is not None)
+    if kernel == "splash":
+        return splash.attention(query, key, value, query_documents, causal=causal, window=window), None
+    if kernel == "flash":
+        visibility = visible(query_documents, key_documents, causal, window)
+        return flash.attention(query, key, value, visibility, rate, dropout_key), None
     mask = masks.same_document(query_documents, key_documents)
     if causal:
         mask &= masks.causal(jnp.arange(source - length, source)[None], jnp.arange(source)[None], window)
     probabilities = masked_softmax(attention_scores(query, key), mask)
     dropped = dropout(probabilities, rate, dropout_key).astype(value.dtype)
     return jnp.einsum("bhts,bshc->bthc", dropped, value), probabilities
+
+
+def self_attention(
+    packed: jax.Array,
+    documents: jax.Array,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    rate: float = 0.0,
+    dropout_key: jax.Array | None = None,
+    collect: bool = True,
+) -> tuple[jax.Array, jax.Array | None]:
+    """`attention` of queries, keys and values [B, T, H, 3, C] of the same places."""
+    query, key, value = (packed[..., n, :] for n in range(3))
+    if not collect and kernel_for(query, key, rate > 0 and dropout_key is not None) == "flash":
+        visibility = visible(documents, documents, causal, window)
+        return flash.self_attention(packed, visibility, rate, dropout_key), None
+    own = documents, documents
+    return attention(
+        query, key, value, *own, causal=causal, window=window, rate=rate, dropout_key=dropout_key, collect=collect
+    )
+
+
+def kernel_for(query: jax.Array, key: jax.Array, random: bool) -> Literal["flash", "splash"] | None:
+    """Which kernel does it, if one does; `random` says that there is dropout. Says it once in the log."""
+    on_tpu = jax.default_backend() == "tpu"
+    obstacle = splash.obstacle(query, key, random) if on_tpu else flash.obstacle(query, key)
+    if obstacle is not None:
+        chose("attention", f"XLA: {obstacle}")
+        return None
+    chose("attention", "splash attention" if on_tpu else "Pallas kernel")
+    return "splash" if on_tpu else "flash"
+
+
+def visible(
+    query_documents: jax.Array, key_documents: jax.Array, causal: bool, window: int | None
+) -> masks.Visibility:
+    """Who sees whom, for the kernel."""
+    length, source = query_documents.shape[1], key_documents.shape[1]
+    ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)
+    highest = ranks[:, source - length :]
+    lowest = highest - (window or source) + 1 if causal else highest
+    return masks.Visibility(query_documents, key_documents, ranks, lowest, highest)
 
 
 class Past(NamedTuple):
@@ -114,12 +147,9 @@ class SelfAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None, Past]:
         """x [B, T, D], documents [B, T] -> [B, T, D], the probabilities [B, H, T, T] if they are to be collected, and
         what `extend` needs of it."""
-        keys, values = self.key(x), self.value(x)
-        y, probabilities = attention(
-            self.query(x),
-            keys,
-            values,
-            documents,
+        packed = side_by_side((self.query, self.key, self.value), x)
+        y, probabilities = self_attention(
+            packed,
             documents,
             causal=self.causal,
             window=self.window,
@@ -127,7 +157,7 @@ class SelfAttention(nn.Module):
             dropout_key=key,
             collect=collect,
         )
-        return self.output(y), probabilities, Past(keys.swapaxes(1, 2), values.swapaxes(1, 2))
+        return self.output(y), probabilities, Past(*(packed[..., n, :].swapaxes(1, 2) for n in (1, 2)))
 
     def extend(self, x: jax.Array, past: Past, slot: jax.Array | int, mask: jax.Array) -> tuple[jax.Array, Past]:
         """One new position x [B, 1, D] -> [B, 1, D], and the past with its key and value in that slot.

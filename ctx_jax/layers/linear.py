@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from ctx_jax.layers.parameters import parameter
 
@@ -35,6 +36,15 @@ class Linear(nn.Module):
         if self.use_bias:  # before the product is reshaped: a GPU's product then adds it itself
             y += self.bias.astype(y.dtype).reshape(-1)
         return y.reshape(*lead, *self.outputs)
+
+
+def side_by_side(maps: Sequence[Linear], x: jax.Array) -> jax.Array:
+    """What maps (D,) -> (H, C) make of x [..., D], in one product: [..., H, maps, C]. So the gradient by x is one product,
+    too, not a sum of several; heads stay the outer axis, which may be sharded."""
+    kernel = jnp.stack([each.kernel.astype(x.dtype) for each in maps], axis=2)
+    bias = jnp.stack([each.bias.astype(x.dtype) for each in maps], axis=1)
+    y = x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
+    return y.reshape(*x.shape[:-1], *kernel.shape[1:])
 
 
 def split_key(key: jax.Array | None, count: int) -> tuple[jax.Array | None, ...]:
