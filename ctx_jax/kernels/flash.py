@@ -71,7 +71,7 @@ def obstacle(query: jax.Array, key: jax.Array) -> str | None:
 def relative_attention(
     query: jax.Array,
     key: jax.Array,
-    value: jax.Array,
+    value: jax.Array | None,
     position: Position,
     visibility: Visibility,
     segments: Segments | None,
@@ -82,17 +82,18 @@ def relative_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """What `layers.relative.relative_attention` returns first, over the current mesh: rows and heads are split, as
-    everywhere, and nothing is moved. `clamp` promises that all distances from it on are alike in
+    everywhere, and nothing is moved. Without `value`, `key` [B, S, H, 2, C] has both. `clamp` promises that all distances from it on are alike in
     `position.relative`."""
-    rows, queries = query.shape[:2]
+    (rows, queries), source = query.shape[:2], key.shape[1]
+    key = key.reshape(rows, source, -1, key.shape[-1])
     relative = position.relative if position.relative.ndim == 4 else position.relative[None]
     direction = jnp.zeros(rows, jnp.int32) if position.direction is None else position.direction
     term = Position(relative, position.content_bias, position.position_bias, direction, position.places)
-    gate, sides = None, (jnp.zeros((rows, queries), jnp.int32), jnp.zeros(key.shape[:2], jnp.int32))
+    gate, sides = None, (jnp.zeros((rows, queries), jnp.int32), jnp.zeros((rows, source), jnp.int32))
     if segments is not None:
         # softmax does not see what all keys of a query have in common
         gate, sides = Gate(segments.bias, segments.embedding[0] - segments.embedding[1]), (segments.query, segments.key)
-    if position.direction is not None or position.places is not None or (clamp or 0) >= key.shape[1]:
+    if position.direction is not None or position.places is not None or (clamp or 0) >= source:
         clamp = None
     return over_mesh(query, key, value, term, gate, visibility, sides, rate, dropout_key, clamp, interpret)
 
@@ -188,10 +189,11 @@ def attend(
     [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret` runs
     the kernels anywhere, slowly."""
     queries, keys, channels = query.shape[1], facts.key.shape[2], query.shape[-1]
+    packed = 3 if key is None else 2 if value is None else 1
     given = 0 if position is None or position.places is None else position.places.shape[1]
     last = Part(0, queries - given)
     parts = tuple(part for part in (last, Part(queries - given, given, last.end, False)) if part.size)
-    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), clamp, key is None, interpret)
+    settings = Settings(channels**-0.5, rate, parts, Part(0, keys), clamp, packed, interpret)
     facts = Facts(
         in_blocks(facts.query, parts).at[:, 0].set(in_blocks(facts.query[:, 0], parts, NOTHING)),
         in_blocks(facts.key, [settings.keys], -1),
@@ -264,7 +266,7 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     operands = terms(query, position, gate, settings)
     content, own, segment = operands
     blocks, _ = bounds(facts, settings.queries)
-    rows, heads, count = len(blocks), query.shape[2] // (3 if settings.packed else 1), blocks.shape[1]
+    rows, heads, count = len(blocks), query.shape[2] // (3 if key is None else 1), blocks.shape[1]
     near, far = blocks, None
     if own and settings.clamp is not None:
         row = own.relative[0, 0].astype(jnp.float32)
@@ -310,7 +312,7 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
     scores, turned = kept or position_terms(operands, facts, blocks, settings)
-    outputs = [like(content)] if settings.packed else [like(key), like(value)]
+    outputs = [like(content)] if key is None else [like(x) for x in (key, value) if x is not None]
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, key_blocks.shape[1] * tiles.BLOCK), content.dtype))
     written = call(
@@ -318,25 +320,25 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:
-        packed = written[0] if settings.packed else None
-        operands = content, key, value, facts, blocks, *rest, packed
+        operands = content, key, value, facts, blocks, *rest, written[0] if settings.packed == 3 else None
         [by_content] = call(
             programs.query_kernel, by_query_block, settings, *operands, outputs=[like(content)],
-            aliases={len(jax.tree.leaves(operands)) - 1: 0} if settings.packed else None,
+            aliases={len(jax.tree.leaves(operands)) - 1: 0} if settings.packed == 3 else None,
         )  # fmt: skip
-        return by_content, *((None, None) if settings.packed else written), None, None, None
-    by_key, by_value, *by_pairs = written
+        return by_content, *((None, None) if settings.packed == 3 else written), None, None, None
+    *by_keys, by_pairs = written
+    by_key, by_value = by_keys if value is not None else (by_keys[0], None)
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)
     by_query, by_gate, sums = call(
         programs.position_kernel, by_query_block, settings, content, key, own, segment, facts,
-        spans(blocks, settings.queries, tiles.READ), *by_pairs,
+        spans(blocks, settings.queries, tiles.READ), by_pairs,
         outputs=[like(content), like(normalizer), sums],
     )  # fmt: skip
     count, groups = position.relative.shape[1], tiles.stride(settings.queries[0], tiles.READ)
     distances = -(-(count + groups - 1) // tiles.BLOCK)
     shape = len(position.relative), distances * tiles.BLOCK + groups - 1, *position.relative.shape[2:]
     [by_distance] = call(
-        programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, *by_pairs,
+        programs.relative_kernel, (distances, heads, groups * shape[0]), settings, turned, own, by_pairs,
         outputs=[jax.ShapeDtypeStruct((groups, *shape), jnp.float32)],
     )  # fmt: skip
     by_position = Position(

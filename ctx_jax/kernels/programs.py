@@ -67,7 +67,7 @@ def forward_kernel(
     are beyond the clamp [B, T / BLOCK], `PositionTerm.shift`, and what `relative` is there, [H, C]. Also gives the
     queries' segment term, if there is one. Where they are packed, `content` holds all, here and in what follows."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    key, value = (content, content) if settings.packed else (key, value)
+    key, value = settings.keys_and_values(content, key, value)
     of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, queries=i)
     own, keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.keys
@@ -117,7 +117,7 @@ def query_kernel(
     """Gradients by the queries, where there is neither a position nor a segment term. `packed` is None, or what
     `key_kernel` has written of the same array."""
     i, h, b = (pl.program_id(n) for n in range(3))
-    key, value = (content, content) if settings.packed else (key, value)
+    key, value = settings.keys_and_values(content, key, value)
     of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, queries=i)
     own, [part], keys = pl.ds(i * tiles.BLOCK, tiles.BLOCK), settings.queries, settings.keys
@@ -145,9 +145,9 @@ def key_kernel(
     """Gradients by keys and values and, if asked, by the scores of all pairs, 0 where they do not meet. `scores` are
     `scores_kernel`'s, `gate` the forward kernel's."""
     j, h, b = (pl.program_id(n) for n in range(3))
-    key, value = (content, content) if settings.packed else (key, value)
-    by_key, by_value, *others = outputs * 2 if settings.packed else outputs
-    by_pairs = others[0] if others else None
+    key, value = settings.keys_and_values(content, key, value)
+    by_key, by_value = outputs[:2] if settings.packed == 1 else outputs[:1] * 2
+    by_pairs = None if scores is None else outputs[-1]
     of_query, of_key, of_value = settings.of_head(h)
     tile = Tile(facts, b, h, settings, keys=j)
     keys, values = settings.keys.read(key, b, j, of_key), settings.keys.read(value, b, j, of_value)
@@ -201,6 +201,7 @@ def position_kernel(
     tile = Tile(facts, b, h, settings)
     distances = Distances(tile, position, spans, tiles.READ)
     nothing = jnp.zeros((tiles.BLOCK, key.shape[-1]), jnp.float32)
+    _, of_key, _ = settings.of_head(h)
 
     def run(part: Part) -> None:
         rows = distances.rows(part, i)
@@ -209,7 +210,7 @@ def position_kernel(
         def by_key(j: Any, carry: Any) -> Any:
             content_sum, gate_sum = carry
             pairs = tiles.pairs(by_pairs, b, h, rows.numbers, j * tiles.BLOCK + tile.iota[None, :])
-            content_sum += dot(pairs, settings.keys.read(key, b, j, h))
+            content_sum += dot(pairs, settings.keys.read(key, b, j, of_key))
             if own_segment is not None:
                 same = own_segment[:, None] == tile.key_fact(1, j)[None, :]
                 gate_sum += jnp.where(same, pairs.astype(jnp.float32), 0.0).sum(1)

@@ -141,13 +141,18 @@ class Settings(NamedTuple):
     clamp: int | None
     """Keys that are so far before a query, or farther, have one position term; None = all differ. Only where the
     queries are the last places, all by one direction."""
-    packed: bool
-    """Whether queries, keys and values are one array [B, T, 3 H, C], a head's three beside each other."""
+    packed: int
+    """How many of queries, keys and values are one array, a head's beside each other: 3 all, as [B, T, 3 H, C]; 2 keys and
+    values, as [B, S, 2 H, C]; 1 none."""
     interpret: bool
 
     def of_head(self, h: Any) -> tuple[Any, Any, Any]:
         """Where a head's queries, keys and values are on the axis of heads."""
-        return (3 * h, 3 * h + 1, 3 * h + 2) if self.packed else (h, h, h)
+        return {1: (h, h, h), 2: (h, 2 * h, 2 * h + 1), 3: (3 * h, 3 * h + 1, 3 * h + 2)}[self.packed]
+
+    def keys_and_values(self, content: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        """The arrays that hold them; what is packed is given once, as the first of what it holds."""
+        return {1: (key, value), 2: (key, key), 3: (content, content)}[self.packed]
 
     @property
     def scale(self) -> float:

@@ -95,9 +95,7 @@ def kernel_for(query: jax.Array, key: jax.Array, random: bool) -> Literal["flash
     return "splash" if on_tpu else "flash"
 
 
-def visible(
-    query_documents: jax.Array, key_documents: jax.Array, causal: bool, window: int | None
-) -> masks.Visibility:
+def visible(query_documents: jax.Array, key_documents: jax.Array, causal: bool, window: int | None) -> masks.Visibility:
     """Who sees whom, for the kernel."""
     length, source = query_documents.shape[1], key_documents.shape[1]
     ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)

@@ -42,8 +42,9 @@ def side_by_side(maps: Sequence[Linear], x: jax.Array) -> jax.Array:
     """What maps (D,) -> (H, C) make of x [..., D], in one product: [..., H, maps, C]. So the gradient by x is one product,
     too, not a sum of several; heads stay the outer axis, which may be sharded."""
     kernel = jnp.stack([each.kernel.astype(x.dtype) for each in maps], axis=2)
-    bias = jnp.stack([each.bias.astype(x.dtype) for each in maps], axis=1)
-    y = x @ kernel.reshape(len(kernel), -1) + bias.reshape(-1)
+    y = x @ kernel.reshape(len(kernel), -1)
+    if maps[0].use_bias:
+        y += jnp.stack([each.bias.astype(x.dtype) for each in maps], axis=1).reshape(-1)
     return y.reshape(*x.shape[:-1], *kernel.shape[1:])
 
 

@@ -21,7 +21,7 @@ from ctx_jax.contract import Batch, Memory
 from ctx_jax.kernels import chose, flash
 from ctx_jax.layers.attention import Past, masked_softmax
 from ctx_jax.layers.dropout import dropout
-from ctx_jax.layers.linear import Linear
+from ctx_jax.layers.linear import Linear, side_by_side
 from ctx_jax.layers.masks import Segments, Visibility
 from ctx_jax.layers.parameters import parameter
 from ctx_jax.layers.positions import sinusoids
@@ -74,7 +74,7 @@ def position_scores(query: jax.Array, relative: jax.Array, keys: int, places: ja
 def relative_attention(
     query: jax.Array,
     key: jax.Array,
-    value: jax.Array,
+    value: jax.Array | None,
     relative: jax.Array,
     content_bias: jax.Array,
     position_bias: jax.Array,
@@ -88,7 +88,8 @@ def relative_attention(
     clamp: int | None = None,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C].
+    """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C]. Without value, key [B, S, H, 2, C] has
+    both, as `side_by_side` makes them.
 
     relative [P, H, C] by descending distance from S - 1 on (`distances`), or [N, P, H, C], where row b goes by
     `direction[b]`; content_bias u and position_bias v [H, C]. The last K queries stand at `places` [B, K], those before
@@ -105,6 +106,8 @@ def relative_attention(
             position = flash.Position(relative, content_bias, position_bias, direction, places)
             y = flash.relative_attention(query, key, value, position, visibility, segments, rate, dropout_key, clamp)
             return y, None
+    if value is None:
+        key, value = key[..., 0, :], key[..., 1, :]
     if direction is not None:
         relative = relative[direction]
     wide = jnp.promote_types(query.dtype, jnp.float32)
@@ -181,6 +184,11 @@ class Cache(NamedTuple):
         return self._replace(past=past, documents=documents, used=self.used - count)
 
 
+def cached(attendable: jax.Array) -> Past:
+    """Keys and values [B, S, H, 2, C], for a cache."""
+    return Past(attendable[..., 0, :], attendable[..., 1, :])
+
+
 def write(past: Past, new: Past, slot: jax.Array | int, axis: int) -> Past:
     """The past with new keys and values in `slot` of that axis."""
     return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, slot, axis), past, new)
@@ -231,14 +239,14 @@ class RelativeAttention(nn.Module):
             axes = ("segments", *into[1:])
             self.segment_embedding = parameter(self, "segment_embedding", self.kernel_init, (2, *head), axes)
 
-    def attendable(self, source: jax.Array) -> Past:
-        """[B, S, D] -> its keys and values, [B, S, H, C]."""
-        return Past(self.key(source), self.value(source))
+    def attendable(self, source: jax.Array) -> jax.Array:
+        """[B, S, D] -> its keys and values, [B, S, H, 2, C]."""
+        return side_by_side((self.key, self.value), source)
 
     def __call__(
         self,
         x: jax.Array,
-        past: Past,
+        past: jax.Array | Past,
         relative: jax.Array,
         visibility: Visibility,
         key: jax.Array | None = None,
@@ -252,13 +260,13 @@ class RelativeAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Queries x [B, T, D] -> [B, T, D] and, to be collected, the probabilities [B, H, T, S]; key None = no dropout.
 
-        `past` holds all S keys, those of the window included; `relative` is `self.position` of the encoded distances;
+        `past` are all S keys and values, those of the window included, as of `attendable` or of a cache; `relative` is `self.position` of the encoded distances;
         `biases` are u and v where they are not the layer's own, `segments` those of queries [B, T] and keys [B, S].
         """
         content_bias, position_bias = biases or (self.content_bias, self.position_bias)
         y, probabilities = relative_attention(
             self.query(x),
-            *past,
+            *(past if isinstance(past, Past) else (past, None)),
             relative,
             content_bias,
             position_bias,

@@ -41,6 +41,7 @@ from ctx_jax.layers.relative import (
     Cache,
     Cached,
     RelativeAttention,
+    cached,
     distances,
     empty_memory,
     encode,
@@ -177,7 +178,7 @@ class Layer(nn.Module):
         collected: dict[str, Any] = {}
         if isinstance(carried, Cached):
             query = self.attention_norm(x) if pre else x
-            collected["past"] = self.attention.attendable(query)
+            collected["past"] = cached(self.attention.attendable(query))
             past = write(carried.past, collected["past"], shared.slot, axis=1)
             relative, places = carried.relative[0], jnp.full(x.shape[:2], shared.slot)
         else:
@@ -186,7 +187,7 @@ class Layer(nn.Module):
             query = source[:, carried.shape[1] :]
             past = self.attention.attendable(source)
             relative, places = self.attention.position(shared.relative), None
-            collected["past"], collected["relative"] = past, relative[None]
+            collected["past"], collected["relative"] = cached(past), relative[None]
             collected["memory"] = remember(carried, x, c.memory_length, c.reuse_length)
         y, collected["attention"] = self.attention(
             query,

@@ -44,6 +44,7 @@ from ctx_jax.layers.relative import (
     Cache,
     Cached,
     RelativeAttention,
+    cached,
     distances,
     empty_memory,
     encode,
@@ -161,13 +162,13 @@ class Layer(nn.Module):
         h = x[:, : shared.content]
         collected: dict[str, Any] = {}
         if isinstance(carried, Cached):
-            collected["past"] = self.attention.attendable(h)
+            collected["past"] = cached(self.attention.attendable(h))
             past = write(carried.past, collected["past"], shared.slot, axis=1)
             relative = carried.relative[0]
         else:
             past = self.attention.attendable(jnp.concatenate([carried.astype(h.dtype), h], axis=1))
             relative = self.attention.position(shared.relative)
-            collected["past"], collected["relative"] = past, relative[:1]
+            collected["past"], collected["relative"] = cached(past), relative[:1]
             if shared.reversed is None:
                 relative = relative[0]
             collected["memory"] = remember(carried, h, c.memory_length, c.reuse_length)
