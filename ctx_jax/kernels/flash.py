@@ -82,8 +82,8 @@ def relative_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """What `layers.relative.relative_attention` returns first, over the current mesh: rows and heads are split, as
-    everywhere, and nothing is moved. Without `value`, `key` [B, S, H, 2, C] has both. `clamp` promises that all distances from it on are alike in
-    `position.relative`."""
+    everywhere, and nothing is moved. Without `value`, `key` [B, S, H, 2, C] has both. `clamp` promises that all
+    distances from it on are alike in `position.relative`."""
     (rows, queries), source = query.shape[:2], key.shape[1]
     key = key.reshape(rows, source, -1, key.shape[-1])
     relative = position.relative if position.relative.ndim == 4 else position.relative[None]
@@ -185,8 +185,8 @@ def attend(
     clamp: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes, or of what is packed
-    [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret` runs
+    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes, or of all
+    three [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret` runs
     the kernels anywhere, slowly."""
     queries, keys, channels = query.shape[1], facts.key.shape[2], query.shape[-1]
     packed = 3 if key is None else 2 if value is None else 1

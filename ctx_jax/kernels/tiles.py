@@ -142,8 +142,8 @@ class Settings(NamedTuple):
     """Keys that are so far before a query, or farther, have one position term; None = all differ. Only where the
     queries are the last places, all by one direction."""
     packed: int
-    """How many of queries, keys and values are one array, a head's beside each other: 3 all, as [B, T, 3 H, C]; 2 keys and
-    values, as [B, S, 2 H, C]; 1 none."""
+    """How many of queries, keys and values are one array, a head's beside each other: 3 all, as [B, T, 3 H, C]; 2 keys
+    and values, as [B, S, 2 H, C]; 1 none."""
     interpret: bool
 
     def of_head(self, h: Any) -> tuple[Any, Any, Any]:

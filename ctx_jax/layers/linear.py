@@ -39,8 +39,8 @@ class Linear(nn.Module):
 
 
 def side_by_side(maps: Sequence[Linear], x: jax.Array) -> jax.Array:
-    """What maps (D,) -> (H, C) make of x [..., D], in one product: [..., H, maps, C]. So the gradient by x is one product,
-    too, not a sum of several; heads stay the outer axis, which may be sharded."""
+    """What maps (D,) -> (H, C) make of x [..., D], in one product: [..., H, maps, C]. So the gradient by x is one
+    product, too, not a sum of several; heads stay the outer axis, which may be sharded."""
     kernel = jnp.stack([each.kernel.astype(x.dtype) for each in maps], axis=2)
     y = x @ kernel.reshape(len(kernel), -1)
     if maps[0].use_bias:

@@ -88,8 +88,8 @@ def relative_attention(
     clamp: int | None = None,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C]. Without value, key [B, S, H, 2, C] has
-    both, as `side_by_side` makes them.
+    """Attention of query [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C]. Without value, key [B, S, H, 2, C]
+    has both, as `side_by_side` makes them.
 
     relative [P, H, C] by descending distance from S - 1 on (`distances`), or [N, P, H, C], where row b goes by
     `direction[b]`; content_bias u and position_bias v [H, C]. The last K queries stand at `places` [B, K], those before
@@ -260,8 +260,8 @@ class RelativeAttention(nn.Module):
     ) -> tuple[jax.Array, jax.Array | None]:
         """Queries x [B, T, D] -> [B, T, D] and, to be collected, the probabilities [B, H, T, S]; key None = no dropout.
 
-        `past` are all S keys and values, those of the window included, as of `attendable` or of a cache; `relative` is `self.position` of the encoded distances;
-        `biases` are u and v where they are not the layer's own, `segments` those of queries [B, T] and keys [B, S].
+        `past` are all S keys and values, those of the window included, as of `attendable` or of a cache; `relative`
+        is `self.position` of the encoded distances; `biases` are u and v where they are not the layer's own, `segments` those of queries [B, T] and keys [B, S].
         """
         content_bias, position_bias = biases or (self.content_bias, self.position_bias)
         y, probabilities = relative_attention(
