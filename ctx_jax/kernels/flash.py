@@ -119,9 +119,9 @@ def self_attention(
     """`attention` of queries, keys and values [B, T, H, 3, C], that are read where they are and whose gradients are
     written beside each other."""
     rows, length, heads, _, channels = packed.shape
-    sides = (jnp.zeros((rows, length), jnp.int32),) * 2
+    side = jnp.zeros((rows, length), jnp.int32)
     packed = packed.reshape(rows, length, 3 * heads, channels)
-    return over_mesh(packed, None, None, None, None, visibility, sides, rate, dropout_key, None, interpret)
+    return over_mesh(packed, None, None, None, None, visibility, (side, side), rate, dropout_key, None, interpret)
 
 
 def over_mesh(
@@ -186,8 +186,8 @@ def attend(
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes, or of all
-    three [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret` runs
-    the kernels anywhere, slowly."""
+    three [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret`
+    runs the kernels anywhere, slowly."""
     queries, keys, channels = query.shape[1], facts.key.shape[2], query.shape[-1]
     packed = 3 if key is None else 2 if value is None else 1
     given = 0 if position is None or position.places is None else position.places.shape[1]

@@ -261,7 +261,8 @@ class RelativeAttention(nn.Module):
         """Queries x [B, T, D] -> [B, T, D] and, to be collected, the probabilities [B, H, T, S]; key None = no dropout.
 
         `past` are all S keys and values, those of the window included, as of `attendable` or of a cache; `relative`
-        is `self.position` of the encoded distances; `biases` are u and v where they are not the layer's own, `segments` those of queries [B, T] and keys [B, S].
+        is `self.position` of the encoded distances; `biases` are u and v where they are not the layer's own, `segments`
+        those of queries [B, T] and keys [B, S].
         """
         content_bias, position_bias = biases or (self.content_bias, self.position_bias)
         y, probabilities = relative_attention(

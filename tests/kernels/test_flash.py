@@ -65,6 +65,43 @@ def test_attention(causal, window, length, rate):
     agree(ours, twin, *(normal(seed, B, length, H, C) for seed in range(3)))
 
 
+@pytest.mark.parametrize(("causal", "length", "channels", "rate"), [(True, 50, 24, 0.1), (False, 37, 16, 0.0)])
+def test_what_is_packed_is_read_where_it_is(causal, length, channels, rate):
+    """As if queries, keys and values had been taken apart, to the last bit, their gradients too."""
+    own = documents(2, length)
+    visibility = attention.visible(own, own, causal, None)
+    packed = normal(0, B, length, H, 3, channels)
+
+    def apart(x):
+        return flash.attention(*(x[..., n, :] for n in range(3)), visibility, rate, KEY, interpret=True)
+
+    def together(x):
+        return flash.self_attention(x, visibility, rate, KEY, interpret=True)
+
+    for run in (lambda f: f(packed), lambda f: jax.grad(lambda x: jnp.sin(f(x)).sum())(packed)):
+        np.testing.assert_array_equal(run(together), run(apart))
+
+
+def test_packed_keys_and_values_are_read_where_they_are():
+    queries, keys = 37, 60
+    own = documents(2, keys)
+    at = jnp.broadcast_to(jnp.arange(keys - queries, keys), (B, queries))
+    visibility = Visibility(jnp.take_along_axis(own, at, axis=1), own, jnp.arange(keys)[None], at * 0, at)
+    operands = normal(0, B, queries, H, C), normal(1, B, keys, H, 2, C), normal(2, keys, H, C), normal(3, H, C)
+
+    def apart(query, packed, r, u):
+        position = flash.Position(r, u, -u, None, None)
+        pair = packed[..., 0, :], packed[..., 1, :]
+        return flash.relative_attention(query, *pair, position, visibility, None, 0.2, KEY, interpret=True)
+
+    def together(query, packed, r, u):
+        position = flash.Position(r, u, -u, None, None)
+        return flash.relative_attention(query, packed, None, position, visibility, None, 0.2, KEY, interpret=True)
+
+    for run in (lambda f: f(*operands), lambda f: jax.grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2, 3))(*operands)):
+        jax.tree.map(np.testing.assert_array_equal, run(together), run(apart))
+
+
 @pytest.mark.parametrize(
     ("case", "queries", "keys"),
     [
