@@ -20,10 +20,8 @@ from ctx_jax import kernels
 from ctx_jax.layers.dropout import keep, mix
 from ctx_jax.parallel.sharding import over_rows
 
-ROWS, SPAN = 2, 32
-"""Rows that a program holds at a time, and that it goes through in the backward pass."""
-WARPS = 4
-"""Warps of a program for each 1,024 channels."""
+SPAN = 16
+"""Rows that a program goes through in the backward pass, one after the other."""
 WIDEST = 4096
 """Channels that fit."""
 
@@ -49,57 +47,56 @@ def obstacle(x: jax.Array) -> str | None:
     return kernels.obstacle(x, ("batch",))
 
 
-class Rows:
-    """Some rows of arrays [N, D], as tiles [ROWS, D rounded up to a power of two]."""
+class Row:
+    """A row of arrays [N, D], as a tile [D rounded up to a power of two]."""
 
-    def __init__(self, like: Any, block: Any) -> None:
-        (count, self.width), columns = like.shape, 1 << (like.shape[1] - 1).bit_length()
-        self.row = block * ROWS + jnp.arange(ROWS, dtype=jnp.int32)
-        self.column = jnp.arange(columns, dtype=jnp.int32)
-        self.index = tuple(jnp.broadcast_to(x, (ROWS, columns)) for x in (self.row[:, None], self.column[None, :]))
-        self.inside = self.index[1] < self.width
+    def __init__(self, like: Any, number: Any) -> None:
+        count, self.width = like.shape
+        self.number = number
+        self.column = jnp.arange(1 << (self.width - 1).bit_length(), dtype=jnp.int32)
+        self.inside = self.column < self.width
         if count % SPAN:
-            self.inside &= self.index[0] < count
+            self.inside &= number < count
 
     def load(self, ref: Any) -> jax.Array:
         """fp32, 0 where there is nothing."""
-        return plgpu.load(ref.at[*self.index], mask=self.inside, other=0.0).astype(jnp.float32)
+        return plgpu.load(ref.at[self.number, self.column], mask=self.inside, other=0.0).astype(jnp.float32)
 
     def store(self, ref: Any, x: jax.Array) -> None:
-        plgpu.store(ref.at[*self.index], x.astype(ref.dtype), mask=self.inside)
+        plgpu.store(ref.at[self.number, self.column], x.astype(ref.dtype), mask=self.inside)
 
     def vector(self, ref: Any) -> jax.Array:
-        """Of an array [D]: [1, D rounded up]."""
-        return plgpu.load(ref.at[self.column], mask=self.column < self.width, other=0.0).astype(jnp.float32)[None, :]
+        """Of an array [D]: [D rounded up]."""
+        return plgpu.load(ref.at[self.column], mask=self.column < self.width, other=0.0).astype(jnp.float32)
 
     def dropout(self, x: jax.Array, states: Any, rate: float) -> jax.Array:
         """`states` are the rows' stirred numbers, uint32 [N, 1]."""
         if rate == 0.0:
             return x
-        rows = plgpu.load(states.at[self.row, 0], mask=self.row < states.shape[0], other=0)
-        kept = keep(rows[:, None], mix(self.column.astype(jnp.uint32))[None, :], rate)
+        state = states[jnp.minimum(self.number, states.shape[0] - 1), 0]
+        kept = keep(state, mix(self.column.astype(jnp.uint32)), rate)
         return jnp.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
 
     def normal(self, x: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
-        """Of mean 0 and variance 1, and what the distance to the mean was multiplied by, [ROWS, 1]."""
+        """Of mean 0 and variance 1, and what the distance to the mean was multiplied by."""
         centred = jnp.where(self.inside, x - self.mean(x), 0.0)
         inverse = jax.lax.rsqrt(self.mean(centred * centred) + epsilon)
         return centred * inverse, inverse
 
     def mean(self, x: jax.Array) -> jax.Array:
-        return x.sum(1)[:, None] * (1.0 / self.width)
+        return x.sum() * (1.0 / self.width)
 
 
 def forward_kernel(x, branch, states, scale, bias, out, total: Any = None, *, settings: Settings) -> None:
     """`branch` and `states` are () where there are none."""
-    rows = Rows(x, pl.program_id(0))
-    added = rows.load(x)
+    row = Row(x, pl.program_id(0))
+    added = row.load(x)
     if not isinstance(branch, tuple):
-        added += rows.dropout(rows.load(branch), states, settings.rate)
+        added += row.dropout(row.load(branch), states, settings.rate)
         added = added.astype(x.dtype).astype(jnp.float32)  # what the backward pass finds
-        rows.store(total, added)
-    normal, _ = rows.normal(added, settings.epsilon)
-    rows.store(out, normal * rows.vector(scale) + rows.vector(bias))
+        row.store(total, added)
+    normal, _ = row.normal(added, settings.epsilon)
+    row.store(out, normal * row.vector(scale) + row.vector(bias))
 
 
 def backward_kernel(
@@ -109,28 +106,28 @@ def backward_kernel(
     program = pl.program_id(0)
 
     def step(n: Any, sums: Any) -> Any:
-        rows = Rows(total, program * (SPAN // ROWS) + n)
-        normal, inverse = rows.normal(rows.load(total), settings.epsilon)
-        gradient = rows.load(by_out)
+        row = Row(total, program * SPAN + n)
+        normal, inverse = row.normal(row.load(total), settings.epsilon)
+        gradient = row.load(by_out)
         scaled = gradient * gain
-        by_sum = inverse * (scaled - rows.mean(scaled) - normal * rows.mean(scaled * normal))
+        by_sum = inverse * (scaled - row.mean(scaled) - normal * row.mean(scaled * normal))
         if not isinstance(by_total, tuple):
-            by_sum += rows.load(by_total)
-        rows.store(by_x, by_sum)
+            by_sum += row.load(by_total)
+        row.store(by_x, by_sum)
         if by_branch is not None:
-            rows.store(by_branch, rows.dropout(by_sum, states, settings.rate))
+            row.store(by_branch, row.dropout(by_sum, states, settings.rate))
         return sums[0] + gradient * normal, sums[1] + gradient
 
-    rows = Rows(total, program)
-    gain = rows.vector(scale)
-    zeros = jnp.zeros(rows.inside.shape, jnp.float32)
-    sums = jax.lax.fori_loop(0, SPAN // ROWS, step, (zeros, zeros))
+    first = Row(total, program * SPAN)
+    gain, zeros = first.vector(scale), jnp.zeros(first.column.shape, jnp.float32)
+    sums = jax.lax.fori_loop(0, SPAN, step, (zeros, zeros))
     for ref, x in zip((by_scale, by_bias), sums, strict=True):
-        plgpu.store(ref.at[program, rows.column], x.sum(0), mask=rows.column < rows.width)
+        plgpu.store(ref.at[program, first.column], x, mask=first.column < first.width)
 
 
 def call(kernel: Any, programs: int, settings: Settings, *operands: Any, outputs: list[Any]) -> list[jax.Array]:
-    warps = WARPS * max(1, (1 << (operands[0].shape[1] - 1).bit_length()) // 1024)
+    # one for each 1,024 channels: of several, each would wait for the others' sums in every row
+    warps = max(1, (1 << (operands[0].shape[1] - 1).bit_length()) // 1024)
     return pl.pallas_call(
         partial(kernel, settings=settings),
         grid=(programs,),
@@ -169,7 +166,7 @@ def _forward(x: Any, branch: Any, states: Any, scale: Any, bias: Any, settings: 
     def run(rows: Any, vectors: Any) -> Any:
         operands = flat(*rows)
         shape, own = rows[0].shape, jax.ShapeDtypeStruct(operands[0].shape, rows[0].dtype)
-        programs = -(-own.shape[0] // ROWS)
+        programs = own.shape[0]
         outputs = [own] if branch is None else [own, own]
         out, *total = call(forward_kernel, programs, settings, *operands, *vectors, outputs=outputs)
         return out.reshape(shape), total[0].reshape(shape) if total else rows[0]
