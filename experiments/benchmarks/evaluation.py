@@ -13,7 +13,8 @@ and it scores only the last position of each. `--clamp` is `clamp_length`: the r
 820. One JSON line for each length:
 
     vanilla_us, ours_us     microseconds for each predicted token: the median of steps as evaluation takes them, where
-                            the sums of one are fetched while the device computes the next
+                            the sums of one are fetched while the device computes the next; of rounds in which the two
+                            models take turns, the median
     speedup                 vanilla_us / ours_us
     flops_ratio             the same of the operations that each needs (`forward_flops_per_token`)
     share                   speedup / flops_ratio
@@ -110,14 +111,16 @@ def seconds(evaluate: Callable[[], Any], warm: int, steps: int) -> float:
 
 
 def measure(
-    length: int, segment: int, clamp: int | None, positions: int, steps: int, sizes: dict[str, Any]
+    length: int, segment: int, clamp: int | None, positions: int, steps: int, rounds: int, sizes: dict[str, Any]
 ) -> dict[str, Any]:
     """One attention length."""
     vanilla, ours = configs(length, clamp, sizes)
     windows, streams = max(1, positions // length), max(1, positions // segment)
-    by_window = seconds(evaluator(vanilla, Last(), windows, length), 3, steps) / windows
+    models = evaluator(vanilla, Last(), windows, length), evaluator(ours, Segment(), streams, segment)
     full = -(-length // segment)  # segments until no place of the memory is empty
-    by_segment = seconds(evaluator(ours, Segment(), streams, segment), full + 3, steps) / (streams * segment)
+    timed = [[seconds(evaluate, full + 3, steps) for evaluate in models] for _ in range(rounds)]
+    of_batch = [statistics.median(times) for times in zip(*timed, strict=True)]
+    by_window, by_segment = of_batch[0] / windows, of_batch[1] / (streams * segment)
     operations = length * forward_flops_per_token(vanilla, length, targets=1), forward_flops_per_token(ours, segment)
     ratio = operations[0] / operations[1]
     return {
@@ -142,13 +145,15 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=list(PAPER), help="attention lengths")
     parser.add_argument("--segment", type=int, default=512, help="tokens that Transformer-XL moves on by")
     parser.add_argument("--clamp", type=int, default=820, help="distances beyond it look alike; 0 = none do")
-    parser.add_argument("--positions", type=int, default=32_768, help="positions in a batch of either model")
-    parser.add_argument("--steps", type=int, default=10, help="batches that are timed")
+    parser.add_argument("--positions", type=int, default=65_536, help="positions in a batch of either model")
+    parser.add_argument("--steps", type=int, default=20, help="batches that are timed in a round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, in which the two models take turns")
     parser.add_argument("--tiny", action="store_true", help="a model for a CPU, to try the script")
     options = parser.parse_args()
     for length in options.lengths:
         sizes = TINY if options.tiny else {}
-        result = measure(length, options.segment, options.clamp or None, options.positions, options.steps, sizes)
+        clamp = options.clamp or None
+        result = measure(length, options.segment, clamp, options.positions, options.steps, options.rounds, sizes)
         print(json.dumps(result), flush=True)
 
 
