@@ -98,8 +98,8 @@ def tagging() -> Experiment:
     WNUT-17 (Derczynski et al. 2017) with all-MiniLM-L6-v2: --data.corpus.test test.conll --optimizer.schedule.rate 1e-4
     --training.epochs 6. Seen on one H200, fp32, seeds 0 to 3, last checkpoint: test F1 0.434, 0.423, 0.423 and 0.421,
     mean 0.425; without clipping (--optimizer.clip None) 0.421, 0.414, 0.424 and 0.427, and with exact products instead
-    of TF32 (JAX_DEFAULT_MATMUL_PRECISION=highest) the same to 0.001. Plain PyTorch loops: 0.421 (0.416, 0.415 and 0.431,
-    on an H200, without clipping); another, whose code is not at hand, 0.440 (0.439 to 0.441).
+    of TF32 (JAX_DEFAULT_MATMUL_PRECISION=highest) the same to 0.001. Plain PyTorch loops: 0.421 (0.416, 0.415 and
+    0.431, on an H200, without clipping); another, whose code is not at hand, 0.440 (0.439 to 0.441).
     """
     default = on_tokens("tagging", Windows(128, stride=64))
     return replace(default, data=replace(default.data, corpus=Tagging(Path("train.conll"))), objective=Tags())
