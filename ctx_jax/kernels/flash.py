@@ -108,7 +108,7 @@ def attention(
     *,
     interpret: bool = False,
 ) -> jax.Array:
-    """What `layers.attention.attention` returns first, over the current mesh."""
+    """What `layers.attention.attention` returns first, over the current mesh; queries and keys may be of two texts."""
     sides = jnp.zeros(query.shape[:2], jnp.int32), jnp.zeros(key.shape[:2], jnp.int32)
     return over_mesh(query, key, value, None, None, visibility, sides, rate, dropout_key, None, interpret)
 
@@ -185,9 +185,9 @@ def attend(
     clamp: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes, or of all
-    three [B, T, 3 H, C]. `facts` are those of queries and keys alone, without what fills up their blocks. `interpret`
-    runs the kernels anywhere, slowly."""
+    """Attention of queries [B, T, H, C] to key and value [B, S, H, C] -> [B, T, H, C], by any sizes. Packed: keys
+    and values as `key` [B, S, 2 H, C], or all three as `query` [B, T, 3 H, C]. `facts` are those of queries and keys
+    alone, without what fills up their blocks. `interpret` runs the kernels anywhere, slowly."""
     queries, keys, channels = query.shape[1], facts.key.shape[2], query.shape[-1]
     packed = 3 if key is None else 2 if value is None else 1
     given = 0 if position is None or position.places is None else position.places.shape[1]
@@ -266,7 +266,7 @@ def _forward(query: Any, key: Any, value: Any, position: Any, gate: Any, facts: 
     operands = terms(query, position, gate, settings)
     content, own, segment = operands
     blocks, _ = bounds(facts, settings.queries)
-    rows, heads, count = len(blocks), query.shape[2] // (3 if key is None else 1), blocks.shape[1]
+    rows, heads, count = len(blocks), query.shape[2] // (3 if settings.packed == 3 else 1), blocks.shape[1]
     near, far = blocks, None
     if own and settings.clamp is not None:
         row = own.relative[0, 0].astype(jnp.float32)
@@ -312,7 +312,7 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
     rows, heads, size = normalizer.shape
     by_query_block, by_key_block = (blocks.shape[1], heads, rows), (key_blocks.shape[1], heads, rows)
     scores, turned = kept or position_terms(operands, facts, blocks, settings)
-    outputs = [like(content)] if key is None else [like(x) for x in (key, value) if x is not None]
+    outputs = [like(content)] if settings.packed == 3 else [like(x) for x in (key, value) if x is not None]
     if own:
         outputs.append(jax.ShapeDtypeStruct((heads, rows, size, key_blocks.shape[1] * tiles.BLOCK), content.dtype))
     written = call(
@@ -320,12 +320,12 @@ def _backward(settings: Settings, residuals: Any, gradient: jax.Array) -> Any:
         *rest, outputs=outputs,
     )  # fmt: skip
     if not own:
-        operands = content, key, value, facts, blocks, *rest, written[0] if settings.packed == 3 else None
-        [by_content] = call(
-            programs.query_kernel, by_query_block, settings, *operands, outputs=[like(content)],
-            aliases={len(jax.tree.leaves(operands)) - 1: 0} if settings.packed == 3 else None,
-        )  # fmt: skip
-        return by_content, *((None, None) if settings.packed == 3 else written), None, None, None
+        run = partial(call, programs.query_kernel, by_query_block, settings, outputs=[like(content)])
+        operands = content, key, value, facts, blocks, *rest
+        if settings.packed == 3:  # written beside what the keys' kernel has written
+            [by_all] = run(*operands, *written, aliases={len(jax.tree.leaves(operands)): 0})
+            return by_all, None, None, None, None, None
+        return *run(*operands, None), *written, None, None, None
     *by_keys, by_pairs = written
     by_key, by_value = by_keys if value is not None else (by_keys[0], None)
     sums = jax.ShapeDtypeStruct((rows, blocks.shape[1], 3, *content.shape[2:]), jnp.float32)

@@ -38,23 +38,15 @@ def attention(
     window: int | None = None,
     rate: float = 0.0,
     dropout_key: jax.Array | None = None,
-    collect: bool = True,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[jax.Array, jax.Array]:
     """Attention of query [B, T, H, C] to key and value [B, S, H, C] of the same document -> [B, T, H, C].
 
     The documents [B, T] and [B, S] are packing ids, 0 = padding; the queries are the last T of the S places. `causal`
     hides what comes later, `window` (causal only) all but the nearest keys. `rate` is the dropout on the probabilities.
 
-    Also returns the probabilities before dropout, [B, H, T, S] in fp32, if they are to be collected; if not, a kernel
-    does the work where there is one.
+    Also returns the probabilities before dropout, [B, H, T, S] in fp32.
     """
     length, source = query.shape[1], key.shape[1]
-    kernel = None if collect else kernel_for(query, key, rate > 0 and dropout_key is not None)
-    if kernel == "splash":
-        return splash.attention(query, key, value, query_documents, causal=causal, window=window), None
-    if kernel == "flash":
-        visibility = visible(query_documents, key_documents, causal, window)
-        return flash.attention(query, key, value, visibility, rate, dropout_key), None
     mask = masks.same_document(query_documents, key_documents)
     if causal:
         mask &= masks.causal(jnp.arange(source - length, source)[None], jnp.arange(source)[None], window)
@@ -73,19 +65,21 @@ def self_attention(
     dropout_key: jax.Array | None = None,
     collect: bool = True,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """`attention` of queries, keys and values [B, T, H, 3, C] of the same places."""
+    """`attention` of queries, keys and values [B, T, H, 3, C] of the same places. If the probabilities are not to be
+    collected, a kernel does the work where there is one, and they may be None."""
     query, key, value = (packed[..., n, :] for n in range(3))
-    if not collect and kernel_for(query, key, rate > 0 and dropout_key is not None) == "flash":
-        visibility = visible(documents, documents, causal, window)
-        return flash.self_attention(packed, visibility, rate, dropout_key), None
-    own = documents, documents
+    kernel = None if collect else kernel_for(query, key, rate > 0 and dropout_key is not None)
+    if kernel == "splash":
+        return splash.attention(query, key, value, documents, causal=causal, window=window), None
+    if kernel == "flash":
+        return flash.self_attention(packed, visible(documents, causal, window), rate, dropout_key), None
     return attention(
-        query, key, value, *own, causal=causal, window=window, rate=rate, dropout_key=dropout_key, collect=collect
+        query, key, value, documents, documents, causal=causal, window=window, rate=rate, dropout_key=dropout_key
     )
 
 
 def kernel_for(query: jax.Array, key: jax.Array, random: bool) -> Literal["flash", "splash"] | None:
-    """Which kernel does it, if one does; `random` says that there is dropout. Says it once in the log."""
+    """Which kernel does it, if one does; `random` says that there is dropout. Notes it for `kernels.paths`."""
     on_tpu = jax.default_backend() == "tpu"
     obstacle = splash.obstacle(query, key, random) if on_tpu else flash.obstacle(query, key)
     if obstacle is not None:
@@ -95,13 +89,12 @@ def kernel_for(query: jax.Array, key: jax.Array, random: bool) -> Literal["flash
     return "splash" if on_tpu else "flash"
 
 
-def visible(query_documents: jax.Array, key_documents: jax.Array, causal: bool, window: int | None) -> masks.Visibility:
+def visible(documents: jax.Array, causal: bool, window: int | None) -> masks.Visibility:
     """Who sees whom, for the kernel."""
-    length, source = query_documents.shape[1], key_documents.shape[1]
-    ranks = jnp.arange(source)[None] if causal else jnp.zeros((1, source), jnp.int32)
-    highest = ranks[:, source - length :]
-    lowest = highest - (window or source) + 1 if causal else highest
-    return masks.Visibility(query_documents, key_documents, ranks, lowest, highest)
+    length = documents.shape[1]
+    ranks = jnp.arange(length)[None] if causal else jnp.zeros((1, length), jnp.int32)
+    lowest = ranks - (window or length) + 1 if causal else ranks
+    return masks.Visibility(documents, documents, ranks, lowest, ranks)
 
 
 class Past(NamedTuple):

@@ -107,7 +107,7 @@ def relative_attention(
             y = flash.relative_attention(query, key, value, position, visibility, segments, rate, dropout_key, clamp)
             return y, None
     if value is None:
-        key, value = key[..., 0, :], key[..., 1, :]
+        key, value = cached(key)
     if direction is not None:
         relative = relative[direction]
     wide = jnp.promote_types(query.dtype, jnp.float32)

@@ -143,7 +143,7 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
         visibility = Visibility(documents, documents, ranks, ranks - (window or 0) + 1 if causal else ranks, ranks)
 
         def kernel(*x: Any) -> jax.Array:
-            return flash.attention(x[0], x[1], x[2], visibility, case.rate, keys[11], interpret=interpret)
+            return flash.self_attention(jnp.stack(x, 3), visibility, case.rate, keys[11], interpret=interpret)
 
         def twin(*x: Any) -> jax.Array:
             options: Any = {"causal": causal, "window": window, "rate": case.rate, "dropout_key": keys[11]}
@@ -173,9 +173,9 @@ def attention_functions(case: Case, key: jax.Array, interpret: bool) -> tuple[li
 
     def kernel(*x: Any) -> jax.Array:
         position = flash.Position(x[3], x[4], x[5], None, places)
-        given = segments(*x[6:])
+        packed, given = jnp.stack(x[1:3], 3), segments(*x[6:])
         return flash.relative_attention(
-            x[0], x[1], x[2], position, visibility, given, case.rate, keys[11], clamp, interpret=interpret
+            x[0], packed, None, position, visibility, given, case.rate, keys[11], clamp, interpret=interpret
         )
 
     def twin(*x: Any) -> jax.Array:

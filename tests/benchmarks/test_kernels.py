@@ -37,8 +37,8 @@ def test_a_kernel_is_compared_with_its_twin(monkeypatch, capsys):
     for ours, twin in result["errors"].values():
         assert 1e-4 < ours < 1e-2 and 1e-4 < twin < 1e-2
 
-    wrong = kernels.flash.attention
-    monkeypatch.setattr(kernels.flash, "attention", lambda *x, **options: 1.02 * wrong(*x, **options))
+    wrong = kernels.flash.self_attention
+    monkeypatch.setattr(kernels.flash, "self_attention", lambda *x, **options: 1.02 * wrong(*x, **options))
     with pytest.raises(SystemExit) as exit:
         kernels.main()
     assert exit.value.code == 1

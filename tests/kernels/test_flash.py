@@ -69,7 +69,7 @@ def test_attention(causal, window, length, rate):
 def test_what_is_packed_is_read_where_it_is(causal, length, channels, rate):
     """As if queries, keys and values had been taken apart, to the last bit, their gradients too."""
     own = documents(2, length)
-    visibility = attention.visible(own, own, causal, None)
+    visibility = attention.visible(own, causal, None)
     packed = normal(0, B, length, H, 3, channels)
 
     def apart(x):
