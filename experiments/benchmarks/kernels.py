@@ -7,7 +7,7 @@ Fresh random inputs in bf16, dropout on where the model has it. One JSON line fo
 
     errors          [kernel's, twin's] of outputs and gradients: |x - exact| / |exact|, exact being the twin in fp32
     kernel_ms, twin_ms      forward and backward pass of each (evaluation: forward alone), both in bf16; median of
-                            --repeats
+                            --repeats. With the copy that packs what the models have packed: of queries, keys and values
     device          its kind
 
 Exit code 1 if an error of the kernel is not a number, or above 1e-2 and five times its twin's (the kernel's backward

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ctx_jax.kernels import flash, losses, norm, tiles
+from ctx_jax.layers.attention import visible
 from ctx_jax.layers.dropout import stirred, words
 from ctx_jax.layers.masks import Visibility
 from ctx_jax.parallel.mesh import Mesh
@@ -25,18 +26,31 @@ def test_kernels_are_the_same_on_eight_devices(places, monkeypatch):
     at = jnp.asarray(np.stack([np.random.default_rng(row).permutation(S)[:T] for row in range(B)]), jnp.int32)
     seen = at if places else jnp.arange(S - T, S)[None]
     visibility = Visibility(ids[:, :T], ids, ranks, jnp.zeros((1, 1), jnp.int32), seen)
-    shapes = (B, T, H, C), (B, S, H, C), (B, S, H, C), (2 * S if places else S, H, C), (H, C), (H, C)
+    shapes = (B, T, H, C), (B, S, H, 2, C), (2 * S if places else S, H, C), (H, C), (H, C)
     operands = [jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(shapes)]
     weights = jax.random.normal(jax.random.key(9), (B, T, H, C))
 
-    def loss(query, key, value, *ruv):
+    def loss(query, packed, *ruv):
         position = flash.Position(*ruv, None, at if places else None)
         y = flash.relative_attention(
-            query, key, value, position, visibility, None, 0.3, jax.random.key(1), interpret=True
+            query, packed, None, position, visibility, None, 0.3, jax.random.key(1), interpret=True
         )
         return (y * weights).sum(), y
 
-    agree(jax.grad(loss, tuple(range(6)), has_aux=True), *operands)
+    agree(jax.grad(loss, tuple(range(5)), has_aux=True), *operands)
+
+
+def test_packed_attention_is_the_same_on_eight_devices(monkeypatch):
+    """The heads that a device has hold their own queries, keys and values."""
+    monkeypatch.setattr(tiles, "BLOCK", 16)
+    visibility = visible(jnp.ones((B, S), jnp.int32), True, None)
+    packed, weights = (jax.random.normal(jax.random.key(n), (B, S, H, *last)) for n, last in enumerate(((3, C), (C,))))
+
+    def loss(packed):
+        y = flash.self_attention(packed, visibility, 0.3, jax.random.key(1), interpret=True)
+        return (y * weights).sum(), y
+
+    agree(jax.grad(loss, has_aux=True), packed)
 
 
 def agree(run, *operands):
