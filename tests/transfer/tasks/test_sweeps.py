@@ -111,3 +111,12 @@ def test_the_grid_of_the_paper():
     }
     assert tried == {(size, rate, epochs) for size in (16, 32) for rate in (5e-5, 3e-5, 2e-5) for epochs in (2, 3, 4)}
     assert len(runs) == 18
+
+
+@pytest.mark.parametrize(
+    "function, rates", [("decay", (5e-5, 1e-4)), ("decay_regression", (5e-5, 1e-4)), ("decay_tagging", (1e-4, 2e-4))]
+)
+def test_rates_and_layer_wise_decay(function, rates):
+    runs = called(str(Path(__file__).parents[3] / "experiments/sweeps/finetuning.py") + f":{function}")
+    tried = [(each.experiment.optimizer.schedule.rate, each.experiment.optimizer.layer_decay) for each in runs]
+    assert tried == [(rate, decay) for rate in rates for decay in (1.0, 0.9, 0.8)]
