@@ -99,9 +99,9 @@ def tagging() -> Experiment:
     --training.epochs 6. Seen on one H200, fp32, seeds 0, 1 and 2, last checkpoint: test F1 0.440, 0.436 and 0.439, mean
     0.439. The same with other draws of dropout, seeds 0 to 3: 0.434, 0.424, 0.423 and 0.421; all seven's mean is 0.431.
     With those draws without clipping (--optimizer.clip None) 0.421, 0.414, 0.424 and 0.427, and with exact products
-    instead of TF32 (JAX_DEFAULT_MATMUL_PRECISION=highest) the same to 0.001. Plain PyTorch loops: 0.421 (0.416, 0.415
-    and 0.431, on an H200, without clipping; with the mean of a word's pieces 0.379); another, whose code is not at
-    hand, 0.440 (0.439 to 0.441).
+    instead of TF32 (JAX_DEFAULT_MATMUL_PRECISION=highest) the same to 0.001. A plain PyTorch loop on an H200 (that of
+    benchmarks/peers_tagging.py before it was put in order): 0.416, 0.415 and 0.431, mean 0.421; with the mean of a
+    word's pieces 0.379. Another, whose code is not at hand: 0.440 (0.439 to 0.441).
 
     Layer-wise decay and larger rates (experiments/sweeps/finetuning.py:decay_tagging) gain nothing here. Means of F1 on
     the development and the test set, three seeds; of the last two rates, two:

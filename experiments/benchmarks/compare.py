@@ -131,7 +131,8 @@ def main() -> None:
             folder = Path(kept)
             (folder / ".scratch").mkdir()
             (folder / ".scratch" / "txl").symlink_to(options.txl.resolve())
-        peers = [sys.executable, str(options.peers.resolve())]
+        # -P: the modules beside the script, such as kernels.py, are not those of that name that transformers asks for
+        peers = [sys.executable, "-P", str(options.peers.resolve())]
         own = [sys.executable, str(OURS), "--data", f"{kept}/data", *others, "--cases"]
         for case in options.cases:
             device, theirs, ours = "", [], []

@@ -99,14 +99,14 @@ def measure(config: GptConfig, rows: int, prompt: int, length: int, repeats: int
 
 def in_turn(peers: Path, rounds: int, batches: list[int], options: list[str]) -> list[dict[str, Any]]:
     """Both sides, `rounds` times: a line for each batch. Raises ValueError if a side does not measure one."""
-    sides = {"theirs": [sys.executable, str(peers)], "ours": [sys.executable, __file__]}
+    sides = {"theirs": [sys.executable, "-P", str(peers)], "ours": [sys.executable, __file__]}
     found: dict[str, dict[int, list[int]]] = {side: {} for side in sides}
     for _ in range(rounds):
         for side, command in sides.items():
             measured = {line["B"]: line["tok_s"] for line in lines([*command, "--batch", *map(str, batches), *options])}
             for rows in batches:
                 if rows not in measured:
-                    raise ValueError(f"{command[1]} printed no line of batch {rows}: see what it says above")
+                    raise ValueError(f"{command[-1]} printed no line of batch {rows}: see what it says above")
                 found[side].setdefault(rows, []).append(measured[rows])
     results = []
     for rows in batches:
