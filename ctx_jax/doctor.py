@@ -24,7 +24,7 @@ from ctx_jax.experiment import Experiment
 from ctx_jax.layers.parameters import axes_of
 from ctx_jax.parallel.mesh import check_batch
 from ctx_jax.parallel.sharding import parameter_name
-from ctx_jax.training.flops import train_flops_per_token
+from ctx_jax.training.flops import step_flops_per_token
 from ctx_jax.training.state import abstract_fixed, abstract_state, initial_parameters
 from ctx_jax.training.step import prepare
 
@@ -147,11 +147,11 @@ def needs(experiment: Experiment) -> dict[str, Any]:
         "parameters": sum(tensor["parameters"] for tensor in tensors),
         "tensors": tensors,
         "bytes_per_device": {**parts, "total": sum(parts.values())},
-        "train_flops_per_token": train_flops_per_token(
+        "train_flops_per_token": step_flops_per_token(
             experiment.model,
+            experiment.objective,
             batch["tokens"].shape[1],
-            batch["targets"].shape[1] if batch["targets"].ndim > 1 else 0,  # a row's label needs no vocabulary
-            getattr(experiment.objective, "perm_size", None),
+            batch["targets"].shape[-1],
         ),
     }
 

@@ -17,6 +17,10 @@ from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.models.transformer_xl import TransformerXLConfig
 from ctx_jax.models.xlnet import XLNetConfig
+from ctx_jax.objectives.distillation import Distillation
+from ctx_jax.objectives.spans import Spans
+from ctx_jax.objectives.supervised import Supervised
+from ctx_jax.objectives.tags import Tags
 
 FORWARD_AND_BACKWARD = 3
 """The backward pass has two products for each of the forward pass: one for the inputs, one for the weights."""
@@ -30,6 +34,23 @@ class Operations(NamedTuple):
     window: float
     memory: float
     """Keys and values of the memory, into which no gradient flows."""
+
+
+def step_flops_per_token(config: Any, objective: Any, length: int, targets: int | None = None) -> float:
+    """Operations of an experiment's training step, divided by the positions of the batch: those of its model, and what
+    the objective needs beyond it. Arguments as `train_flops_per_token`; `targets` counts where tokens are predicted."""
+    match objective:
+        case Tags() | Spans():
+            return train_flops_per_token(config, length, targets=0)
+        case Supervised():
+            once = train_flops_per_token(config, length, None if objective.language_model else 0)
+            return 2 * once if objective.both_orders else once
+        case Distillation():  # the teacher's forward pass, and its logits and the student's for the soft targets
+            soft = targets if objective.masked_only else length
+            logits = train_flops_per_token(config, length, soft) - train_flops_per_token(config, length, targets=0)
+            student = train_flops_per_token(config, length, targets) + logits
+            return student + forward_flops_per_token(objective.teacher, length, soft)
+    return train_flops_per_token(config, length, targets, getattr(objective, "perm_size", None))
 
 
 def train_flops_per_token(config: Any, length: int, targets: int | None = None, block: int | None = None) -> float:

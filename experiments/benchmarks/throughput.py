@@ -11,7 +11,7 @@ left of the command line are fields of the experiments. One JSON line for each c
     ms                  median of a step that is waited for, with the wait for its batch
     tokens_per_second   B T / ms
     free_running        tokens per second where each step is dispatched before the last one's loss is read, as in a run
-    mfu                 tokens_per_second * `train_flops_per_token` / ceiling
+    mfu                 tokens_per_second * `step_flops_per_token` / ceiling
     ceiling_tflops      matrix products of 8192 x 8192 (CPU: 512 x 512) in the model's dtype, in the same process
     peak_gib            the most memory in use at once; null where the device does not tell (CPU)
     planned_gib         what the compiler planned for the step: arguments, results that are not donated, temporaries
@@ -47,7 +47,7 @@ from ctx_jax.experiment import Experiment, find
 from ctx_jax.options import parse
 from ctx_jax.parallel.sharding import batch_sharding
 from ctx_jax.text import open_text
-from ctx_jax.training.flops import train_flops_per_token
+from ctx_jax.training.flops import step_flops_per_token
 from ctx_jax.training.optimizers import Adam, AdamW
 from ctx_jax.training.schedules import WarmUp
 from ctx_jax.training.state import abstract_state, init_state, shardings_of
@@ -192,8 +192,7 @@ def measure(experiment: Experiment, steps: int) -> dict[str, Any]:
     rate = rows * length / seconds
     loss = float(run.step()["loss"])
     run.batches.close()
-    block = getattr(experiment.objective, "perm_size", None)
-    operations = train_flops_per_token(experiment.model, length, run.targets, block)
+    operations = step_flops_per_token(experiment.model, experiment.objective, length, run.targets)
     memory = jax.local_devices()[0].memory_stats()
     return {
         "case": experiment.name,

@@ -11,7 +11,18 @@ from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import GptConfig
 from ctx_jax.models.transformer_xl import TransformerXLConfig
 from ctx_jax.models.xlnet import XLNetConfig
-from ctx_jax.training.flops import causal_pairs, forward_flops_per_token, permuted_pairs, train_flops_per_token
+from ctx_jax.objectives.distillation import Distillation
+from ctx_jax.objectives.permutation import Permutation
+from ctx_jax.objectives.spans import Spans
+from ctx_jax.objectives.supervised import Supervised
+from ctx_jax.objectives.tags import Tags
+from ctx_jax.training.flops import (
+    causal_pairs,
+    forward_flops_per_token,
+    permuted_pairs,
+    step_flops_per_token,
+    train_flops_per_token,
+)
 
 SMALL = {"vocabulary_size": 640, "width": 256, "layers": 2, "heads": 2, "feed_forward": 1024, "scan": False}
 
@@ -35,6 +46,30 @@ def test_bert_base_by_hand():
     expected = 6 * (matrices + head) + 6 * 12 * 2 * 768 * 512
     assert train_flops_per_token(BertConfig(), 512, 76) == pytest.approx(expected)
     assert forward_flops_per_token(BertConfig(), 512, 76) == pytest.approx(expected / 3)
+
+
+def test_distillation_by_hand():
+    """A student of six layers: its masked tokens and all 128 positions for the soft targets; the teacher forward."""
+    square, table, pairs = 768 * 768, 768 * 30522, 2 * 768 * 128
+    layer = 4 * square + 8 * square + pairs
+    few, every = (count / 128 * (square + table) for count in (20, 128))
+    student, objective = replace(BertConfig(), layers=6), Distillation(teacher=BertConfig())
+    expected = 6 * (6 * layer + few + every) + 2 * (12 * layer + every)
+    assert step_flops_per_token(student, objective, 128, 20) == pytest.approx(expected)
+    expected = 6 * (6 * layer + few + few) + 2 * (12 * layer + few)
+    assert step_flops_per_token(student, replace(objective, masked_only=True), 128, 20) == pytest.approx(expected)
+
+
+def test_labels_need_no_vocabulary_but_for_an_auxiliary_loss():
+    layers = train_flops_per_token(GptConfig(), 64, targets=0)
+    assert layers == pytest.approx(6 * 12 * (12 * 768 * 768 + 768 * 65))
+    for objective, targets in ((Tags(), 64), (Spans(), 2), (Supervised(), 32)):
+        assert step_flops_per_token(GptConfig(), objective, 64, targets) == layers
+    auxiliary = step_flops_per_token(GptConfig(), Supervised(language_model=0.5), 64)
+    assert auxiliary - layers == pytest.approx(6 * 768 * 50257)
+    assert step_flops_per_token(GptConfig(), Supervised(both_orders=True), 64) == 2 * layers
+    block = step_flops_per_token(XLNetConfig(), Permutation(num_predict=4, perm_size=8), 16, 4)
+    assert block == train_flops_per_token(XLNetConfig(), 16, 4, block=8)
 
 
 def test_transformer_xl_by_hand():
