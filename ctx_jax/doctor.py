@@ -151,7 +151,7 @@ def needs(experiment: Experiment) -> dict[str, Any]:
             experiment.model,
             experiment.objective,
             batch["tokens"].shape[1],
-            batch["targets"].shape[-1],
+            batch["targets"].shape[1] if batch["targets"].ndim > 1 else 0,  # a row's label needs no vocabulary
         ),
     }
 

@@ -6,34 +6,8 @@ The recipe is the usual one (Devlin et al. 2018, appendix A.3: rates 2e-5 to 5e-
 AdamW, warm-up over a tenth of the steps, linear decay. After each epoch the validation examples are scored, and the
 checkpoint that did best stays: evaluate RUN --checkpoint best. Without --from a tiny BERT is trained from scratch.
 
-Seen with all-MiniLM-L6-v2 (imported), --objective.pooling mean, --data.reader.length 256, seeds 0, 1 and 2, fp32 on one
-H100, the last checkpoint, beside a plain PyTorch loop of the same recipe (mean of three seeds):
-
-    SST-2   3 epochs   test accuracy           0.882  0.880  0.889   mean 0.883   PyTorch 0.884 (0.880 to 0.887)
-    STS-B   4 epochs   test Spearman           0.825  0.819  0.821   mean 0.822   PyTorch 0.819 (0.812 to 0.826)
-    RTE     5 epochs   development accuracy    0.570  0.531  0.592   mean 0.564   PyTorch 0.582 (0.556 to 0.603)
-
-What larger rates and layer-wise decay add (sweeps/finetuning.py:decay and decay_regression, the same three seeds, on
-one H200, with newer draws of dropout and the table of tokens in fp16). Means of the sweep's metric on the development
-set (accuracy, Pearson) and of the test set's:
-
-    rate    decay   SST-2  development   test     STS-B  development   test     RTE  development
-    5e-5    1              0.875         0.881           0.848         0.821         0.588
-    5e-5    0.9            0.876         0.878           0.842         0.817         0.569
-    5e-5    0.8            0.867         0.876           0.833         0.809         0.553
-    1e-4    1              0.878         0.889           0.857         0.825         0.572
-    1e-4    0.9            0.876         0.886           0.852         0.825         0.596
-    1e-4    0.8            0.877         0.882           0.845         0.822         0.580
-
-The best by the development set is 1e-4 on all three, which adds 0.8 points on SST-2 (test 0.895, 0.885 and 0.888) and
-0.4 on STS-B (0.830, 0.826 and 0.820); RTE's 0.8 are within the spread of its seeds (a deviation of 0.03). Decay adds
-nothing to a model of six layers.
-
-Frozen, with logistic regression on mean-pooled features (`probe RUN --text train --validation dev --test test`, on a
-CPU), SST-2's test accuracy is 0.814.
-
-STS-B's numbers as they are, not scaled by those of training, gave 0.810; the scaling was chosen with that score known.
-The model's weights had been rounded to fp16 on their way to the GPU.
+What it gives with all-MiniLM-L6-v2 on SST-2, STS-B, RTE and WNUT-17, and what rates and layer-wise decay add:
+benchmarks/results/finetuning.md.
 """
 
 from __future__ import annotations
@@ -111,25 +85,7 @@ def tagging() -> Experiment:
 
     python -m ctx_jax train finetune:tagging --from RUN --text train.conll --data.corpus.validation dev.conll
 
-    WNUT-17 (Derczynski et al. 2017) with all-MiniLM-L6-v2: --data.corpus.test test.conll --optimizer.schedule.rate 1e-4
-    --training.epochs 6. Seen on one H200, fp32, seeds 0, 1 and 2, last checkpoint: test F1 0.440, 0.436 and 0.439, mean
-    0.439. The same with other draws of dropout, seeds 0 to 3: 0.434, 0.424, 0.423 and 0.421; all seven's mean is 0.431.
-    With those draws without clipping (--optimizer.clip None) 0.421, 0.414, 0.424 and 0.427, and with exact products
-    instead of TF32 (JAX_DEFAULT_MATMUL_PRECISION=highest) the same to 0.001. A plain PyTorch loop on an H200 (that of
-    benchmarks/peers_tagging.py before it was put in order): 0.416, 0.415 and 0.431, mean 0.421; with the mean of a
-    word's pieces 0.379. Another, whose code is not at hand: 0.440 (0.439 to 0.441).
-
-    Layer-wise decay and larger rates (experiments/sweeps/finetuning.py:decay_tagging) gain nothing here. Means of F1 on
-    the development and the test set, three seeds; of the last two rates, two:
-
-        rate    decay   development   test
-        1e-4    1       0.573         0.439
-        1e-4    0.9     0.567         0.435
-        1e-4    0.8     0.562         0.427
-        2e-4    1       0.565
-        2e-4    0.9     0.576         0.425
-        3e-4    1       0.529
-        3e-4    0.9     0.562
+    What it gives on WNUT-17: benchmarks/results/finetuning.md.
     """
     default = on_tokens("tagging", Windows(128, stride=64))
     return replace(default, data=replace(default.data, corpus=Tagging(Path("train.conll"))), objective=Tags())

@@ -4,8 +4,9 @@ utilisation.
 
 Counted is what the mathematics needs, not what an implementation spends: only pairs of positions that attention
 allows, only the positions that are predicted, nothing recomputed; so utilisation never exceeds 1. A row is one
-document without padding, the memory full. Left out are elementwise work, the tails of an adaptive softmax, what is done
-once for a row (poolers, classifiers) or for a batch (the projection of relative positions).
+document without padding, the memory full, all parameters trained. Left out are elementwise work, the tails of an
+adaptive softmax, heads for classes, and what is done once for a row (poolers) or a batch (the projection of relative
+positions).
 """
 
 from __future__ import annotations
@@ -45,11 +46,10 @@ def step_flops_per_token(config: Any, objective: Any, length: int, targets: int 
         case Supervised():
             once = train_flops_per_token(config, length, None if objective.language_model else 0)
             return 2 * once if objective.both_orders else once
-        case Distillation():  # the teacher's forward pass, and its logits and the student's for the soft targets
+        case Distillation():  # the masked positions are among the soft ones; the teacher's pass is forward only
             soft = targets if objective.masked_only else length
-            logits = train_flops_per_token(config, length, soft) - train_flops_per_token(config, length, targets=0)
-            student = train_flops_per_token(config, length, targets) + logits
-            return student + forward_flops_per_token(objective.teacher, length, soft)
+            teacher = forward_flops_per_token(objective.teacher, length, soft)
+            return train_flops_per_token(config, length, soft) + teacher
     return train_flops_per_token(config, length, targets, getattr(objective, "perm_size", None))
 
 
@@ -104,9 +104,8 @@ def operations(config: Any, length: int, targets: int | None, block: int | None)
             seen, asked = permuted_pairs(length, targets, block or length)
             content = layer(config, length, length, length * remembered + seen, length * remembered + seen)
             query = layer(config, targets, 0, targets * remembered + asked, targets * remembered + asked)
-            unused = content - layer(
-                config, 0, length, pairs=0
-            )  # the last layer's content stream gives keys and values
+            # of the last layer's content stream a query stream needs keys and values; a head reads all of it
+            unused = content - layer(config, 0, length, pairs=0) if targets else 0
             layers = config.layers * (content + query) - unused
             head = targets * 2 * width * config.vocabulary_size
         case _:

@@ -86,6 +86,7 @@ def summary(case: str, device: str, theirs: list[Line], ours: list[Line]) -> Lin
         "free_running": median(ours, "free_running"),
         "ratio": ratio(speeds[1], speeds[0]),
         "mfu": median(ours, "mfu"),
+        "ceiling_tflops": median(ours, "ceiling_tflops"),
         "theirs_gib": their_memory,
         "ours_gib": our_memory,
         "memory_ratio": ratio(our_memory, their_memory),

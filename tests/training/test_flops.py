@@ -49,14 +49,15 @@ def test_bert_base_by_hand():
 
 
 def test_distillation_by_hand():
-    """A student of six layers: its masked tokens and all 128 positions for the soft targets; the teacher forward."""
+    """A student of six layers, forward and backward, and the teacher forward, both with logits of all 128 positions, or
+    of the 20 masked ones."""
     square, table, pairs = 768 * 768, 768 * 30522, 2 * 768 * 128
     layer = 4 * square + 8 * square + pairs
     few, every = (count / 128 * (square + table) for count in (20, 128))
     student, objective = replace(BertConfig(), layers=6), Distillation(teacher=BertConfig())
-    expected = 6 * (6 * layer + few + every) + 2 * (12 * layer + every)
+    expected = 6 * (6 * layer + every) + 2 * (12 * layer + every)
     assert step_flops_per_token(student, objective, 128, 20) == pytest.approx(expected)
-    expected = 6 * (6 * layer + few + few) + 2 * (12 * layer + few)
+    expected = 6 * (6 * layer + few) + 2 * (12 * layer + few)
     assert step_flops_per_token(student, replace(objective, masked_only=True), 128, 20) == pytest.approx(expected)
 
 
@@ -68,6 +69,9 @@ def test_labels_need_no_vocabulary_but_for_an_auxiliary_loss():
     auxiliary = step_flops_per_token(GptConfig(), Supervised(language_model=0.5), 64)
     assert auxiliary - layers == pytest.approx(6 * 768 * 50257)
     assert step_flops_per_token(GptConfig(), Supervised(both_orders=True), 64) == 2 * layers
+    xlnet = replace(XLNetConfig(), memory_length=0)  # all layers' content stream, for the head reads it
+    expected = 6 * 12 * (4 * 768 * 768 + 2 * 768 * 3072 + 3 * 768 * 128)
+    assert step_flops_per_token(xlnet, Supervised(), 128, 32) == pytest.approx(expected)
     block = step_flops_per_token(XLNetConfig(), Permutation(num_predict=4, perm_size=8), 16, 4)
     assert block == train_flops_per_token(XLNetConfig(), 16, 4, block=8)
 
