@@ -46,7 +46,8 @@ class Predict:
 
     input: str
     """a file of texts, one a line, or the two of a pair with a tab between; .tsv, .csv and .jsonl files have the task's
-    columns; of tags: sentences, or .conll files; of answers: SQuAD's JSON; - for standard input"""
+    columns; of tags: sentences, or words in columns (.conll; with tags, any name); of answers: SQuAD's JSON; - for
+    standard input"""
     output: str | None = None
     """the .jsonl file to write, a prediction a line (of answers: SQuAD's .json); default: they stand in the result"""
     checkpoint: str = "last"
@@ -67,9 +68,9 @@ class Probe:
     """the file of examples to train on: a table of texts and labels (.tsv, .csv, .jsonl), or for tagging a word and its
     tag a line (CoNLL)"""
     validation: str | None = None
-    """the file by which the probe is chosen; default: every tenth of twenty examples of --text"""
+    """the file by which the probe is chosen; default: one of every twenty examples of --text"""
     test: str | None = None
-    """the file it is tested on; default: every twentieth example of --text"""
+    """the file it is tested on; default: another one of every twenty examples of --text"""
     kind: Literal["classification", "tagging"] = "classification"
     """classes of texts, or tags of words"""
     texts: tuple[str, ...] = ("text",)

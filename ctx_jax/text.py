@@ -141,10 +141,17 @@ def check_text(run: Path, store: Store) -> None:
 
 
 def kept(run: Path) -> Tokenizer:
-    """The tokenizer in a run folder. Raises FileNotFoundError if it is lost: another one's ids mean other words."""
+    """The tokenizer in a run folder. Raises FileNotFoundError if it is lost, ValueError if it is not the one that the
+    run was begun with: another one's ids mean other words."""
     if not (run / TOKENIZER).is_dir():
         raise FileNotFoundError(f"{run} has lost its tokenizer, which its embeddings need: restore {run / TOKENIZER}")
-    return load_tokenizer(run / TOKENIZER)
+    tokenizer = load_tokenizer(run / TOKENIZER)
+    if (run / ABOUT).is_file() and (began := begun_with(run)["tokenizer"]) != tokenizer.fingerprint:
+        raise ValueError(
+            f"{run / TOKENIZER} is not the tokenizer that {run} was begun with ({began} -> {tokenizer.fingerprint}), "
+            "and its embeddings mean that one's ids: restore it"
+        )
+    return tokenizer
 
 
 def local(option: str, path: str) -> Path:

@@ -98,6 +98,14 @@ def test_a_run_keeps_its_tokenizer_and_its_text(data: Data, tmp_path: Path, monk
 
     corpus = Texts("Other words. ")
     other, other_stores = open_text(replace(data, corpus=corpus), ("train",))
+    (run / "tokenizer").rename(tmp_path / "own")
+    shutil.copytree(other.folder, run / "tokenizer")
+    with pytest.raises(
+        ValueError, match=rf"is not the tokenizer that {run} was begun with \({tokenizer.fingerprint} ->"
+    ):
+        kept(run)
+    shutil.rmtree(run / "tokenizer")
+    (tmp_path / "own").rename(run / "tokenizer")
     with (
         monkeypatch.context() as patch,
         pytest.raises(

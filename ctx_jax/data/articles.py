@@ -27,10 +27,11 @@ from ctx_jax.contract import Batch, Vocabulary
 from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Sotu, Split
 from ctx_jax.data.files import Errors, content, location, read, text_files
-from ctx_jax.data.jsonl import json_object, unified
-from ctx_jax.data.passages import LINE_END, Passage, between, cut, lacks, part
+from ctx_jax.data.jsonl import json_object, unified, without_halves
+from ctx_jax.data.passages import Passage, cut, lacks, part
 from ctx_jax.data.readers import shuffled, uniform
 from ctx_jax.data.tokenizers import Tokenizer, utf8_size
+from ctx_jax.evaluation.tables import lines
 from ctx_jax.serialization import nearest
 
 if TYPE_CHECKING:
@@ -175,10 +176,9 @@ def titled(url: str) -> str:
 def read_articles(file: File, fields: Sequence[str], errors: Errors) -> Iterator[Article]:
     """The fields of each line of JSON that is not blank; what is absent or null is "", a list is joined by commas.
 
-    Raises ValueError, naming file and line, for what is no object of texts, or has none of the fields.
+    Raises ValueError, naming file and line, for what is not UTF-8 or no object of texts, or has none of the fields.
     """
-    for place, line in enumerate(between(LINE_END, read(file, errors)), 1):
-        line = line if isinstance(line, str) else "".join(line)
+    for place, line in lines(file, errors):
         if not line.strip():
             continue
         where = f"{file} line {place}"
@@ -189,17 +189,17 @@ def read_articles(file: File, fields: Sequence[str], errors: Errors) -> Iterator
                 f"{where} has none of the fields {', '.join(fields)}{guess} (there are: {', '.join(entry)}): "
                 "rename one, or name others in --data.corpus.fields"
             )
-        yield Article(tuple(written(entry.get(name), f"{where}: {name!r}") for name in fields), place, where)
+        yield Article(tuple(written(entry.get(name), f"{where}: {name!r}", errors) for name in fields), place, where)
 
 
-def written(value: Any, where: str) -> str:
+def written(value: Any, where: str, errors: Errors) -> str:
     """A field's value as text."""
     if value is None:
         return ""
     if isinstance(value, list):
-        return ", ".join(text for item in value if (text := written(item, where)))
+        return ", ".join(text for item in value if (text := written(item, where, errors)))
     if isinstance(value, str):
-        return unified(value).strip()
+        return without_halves(unified(value).strip(), where, errors)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return json.dumps(value)
     raise ValueError(f"{where} is no text but {type(value).__name__}: give a text, a number or a list of them")

@@ -67,9 +67,10 @@ def text_files(path: str | Path, whole_json: bool = False) -> list[File]:
     except ImportError as error:
         raise ValueError(f"{path} cannot be read: {error}; install gcsfs for gs://, s3fs for s3://") from None
     if not files:
+        lost = isinstance(place, Path) and not WILDCARD.search(str(place)) and not place.exists()
         raise FileNotFoundError(
-            f"no text in {path}: give a text file, a folder that holds .txt or .jsonl files (or such as .gz or .zst), "
-            "or a glob"
+            f"no text in {path}{' (there is no such file or folder)' if lost else ''}: give a text file, a folder that "
+            "holds .txt or .jsonl files (or such as .gz or .zst), or a glob"
         )
     if not whole_json and (whole := next((file for file in files if file.name.lower().endswith(".json")), None)):
         raise ValueError(

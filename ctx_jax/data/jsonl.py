@@ -58,7 +58,8 @@ def json_texts(file: File, lines: Iterable[Document], field: str, errors: Errors
             raise ValueError(f"{file} line {number} {_lacks(field, entry)}")
         pieces = [text] if len(text) <= PASSAGE else map(_decoded, strings[int(text[-9:])])
         if strings or "\\u" in line:
-            pieces = _without_surrogates(pieces, f"{file} line {number}", field, errors)
+            where = f"{file} line {number}: the field {field!r}"
+            pieces = (without_halves(piece, where, errors) for piece in pieces)
         del line, entry, strings  # they may be large, and the text is used for a while
         yield unified("".join(pieces)) if len(text) <= PASSAGE else _unified(pieces)
 
@@ -132,16 +133,15 @@ def _decoded(piece: bytes) -> str:
     return piece.decode(errors="surrogatepass")
 
 
-def _without_surrogates(pieces: Iterable[str], where: str, field: str, errors: Errors) -> Iterator[str]:
-    for piece in pieces:
-        if SURROGATE.search(piece):
-            if errors == "strict":
-                raise ValueError(
-                    f"{where} has half of a surrogate pair in {field!r}, which is no character: mend it, or set "
-                    "--data.corpus.errors replace"
-                )
-            piece = SURROGATE.sub("\ufffd", piece)
-        yield piece
+def without_halves(text: str, where: str, errors: Errors) -> str:
+    """A text of JSON as one that can be encoded. Raises ValueError, naming the place, for half a surrogate pair, or
+    puts U+FFFD in its place."""
+    if SURROGATE.search(text) and errors == "strict":
+        raise ValueError(
+            f"{where} has half a surrogate pair (\\ud800 to \\udfff), which is no character: remove it, or set "
+            "--data.corpus.errors replace"
+        )
+    return SURROGATE.sub("\ufffd", text)
 
 
 def unified(text: str) -> str:

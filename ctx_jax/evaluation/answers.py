@@ -20,6 +20,7 @@ from scipy.special import softmax
 from ctx_jax.contract import Batch
 from ctx_jax.data.examples import ExampleStore, Outputs, by_row
 from ctx_jax.data.files import Errors, read
+from ctx_jax.data.jsonl import without_halves
 from ctx_jax.data.offsets import Located, Speller
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_room
 from ctx_jax.transfer.inputs import Part, Template
@@ -341,7 +342,8 @@ def questions(file: File, errors: Errors, labelled: bool = True) -> Iterator[Que
             for entry in asked:
                 found = place(content, entry.get("id"), at)
                 at, line = found, line + content.count("\n", at, found)
-                one = question(entry, context, number, f"{file} line {line}: question {entry.get('id')!r}", labelled)
+                where = f"{file} line {line}: question {entry.get('id')!r}"
+                one = question(entry, context, number, where, labelled, errors)
                 if one.id in lines:
                     raise ValueError(
                         f"{file} line {line}: question {one.id!r} has the id of the one in line {lines[one.id]}: "
@@ -357,10 +359,14 @@ def place(content: str, name: Any, at: int) -> int:
     return next((each.end() for each in ID.finditer(content, at) if content.startswith(written, each.end())), at)
 
 
-def question(entry: dict[str, Any], context: str, article: int, where: str, labelled: bool) -> Question:
-    for text, what in ((context, "context"), (entry.get("question"), "question"), (entry.get("id"), "id")):
+def question(entry: dict[str, Any], context: Any, article: int, where: str, labelled: bool, errors: Errors) -> Question:
+    texts: dict[str, str] = {}
+    for what, text in (("context", context), ("question", entry.get("question")), ("id", entry.get("id"))):
+        if isinstance(text, int | float):
+            raise ValueError(f'{where}: its {what} must be a text: write it in quotes, "{json.dumps(text)}"')
         if not (isinstance(text, str) and text.strip()):
             raise ValueError(f"{where}: its {what} is empty or no text: fill it, or leave the question out")
+        texts[what] = without_halves(text, f"{where}: its {what}", errors)
     answers: list[Answer] = []
     answered = labelled and not entry.get("is_impossible")
     if answered and not isinstance(entry.get("answers"), list):
@@ -370,11 +376,12 @@ def question(entry: dict[str, Any], context: str, article: int, where: str, labe
         answer = Answer(found.get("text"), found.get("answer_start"))
         if not (isinstance(answer.text, str) and answer.text.strip() and type(answer.start) is int):
             raise ValueError(f"{where}: an answer needs text and answer_start: mend it, or leave the question out")
+        answer = answer._replace(text=without_halves(answer.text, f"{where}: an answer", errors))
         start, end = span(answer)
-        if start < 0 or context[start:end] != answer.text:
+        if start < 0 or texts["context"][start:end] != answer.text:
             raise ValueError(
                 f"{where}: the answer {answer.text!r} is not in its context at {start} (there stands "
-                f"{context[max(start, 0) : end]!r}): mend answer_start, or leave the question out"
+                f"{texts['context'][max(start, 0) : end]!r}): mend answer_start, or leave the question out"
             )
         answers.append(answer)
-    return Question(entry["id"], entry["question"], context, tuple(answers), article)
+    return Question(**texts, answers=tuple(answers), article=article)

@@ -29,10 +29,10 @@ import numpy as np
 
 from ctx_jax.contract import Batch, Variables
 from ctx_jax.data.examples import lengths
-from ctx_jax.data.files import read, text_files
-from ctx_jax.data.jsonl import SURROGATE, json_object
-from ctx_jax.data.passages import LINE_END, between
+from ctx_jax.data.files import text_files
+from ctx_jax.data.jsonl import json_object, without_halves
 from ctx_jax.data.tokenizers import utf8_size
+from ctx_jax.evaluation.tables import lines
 from ctx_jax.objectives import predict
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.parallel.sharding import batch_sharding, replicated
@@ -105,8 +105,7 @@ def items(path: str) -> list[Item]:
     """The items in a file of JSON lines (or a folder or glob of them). Raises ValueError naming file and line."""
     found = []
     for file in text_files(path):
-        for number, document in enumerate(between(LINE_END, read(file)), 1):
-            line = document if isinstance(document, str) else "".join(document)
+        for number, line in lines(file, "strict"):
             if line.strip():
                 found.append(item(line, f"{file} line {number}"))
     if not found:
@@ -117,8 +116,7 @@ def items(path: str) -> list[Item]:
 def item(line: str, where: str) -> Item:
     """One line. Raises ValueError for what is no item."""
     entry = json_object(line, where, '{"context": ..., "choices": ..., "answer": 0}')
-    if SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
-        raise ValueError(f"{where} has half a surrogate pair (\\ud800 to \\udfff), which is no text: remove it")
+    without_halves(json.dumps(entry, ensure_ascii=False), where, "strict")
     if isinstance(text := entry.get("text"), str):
         words = LAST_WORD.fullmatch(text)
         if words is None:

@@ -17,7 +17,8 @@ from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.examples import ExampleStore, Outputs
 from ctx_jax.data.files import Errors, content, location, text_files
-from ctx_jax.data.passages import Passage, cut, lacks, part
+from ctx_jax.data.passages import SHARE, Passage, cut, lacks, part
+from ctx_jax.data.readers import scramble
 from ctx_jax.data.tokenizers import Tokenizer
 from ctx_jax.serialization import nearest
 
@@ -47,7 +48,8 @@ class Encoded(NamedTuple):
 class FileTask(ABC):
     """Labelled examples in files.
 
-    What is not given a file of its own is held out from `path`: the tenth and the twentieth of every twenty `units`.
+    What is not given a file of its own is held out from `path`: of every twenty `units` one for validation and one for
+    the test, at places that are drawn, since files often have their classes in turn.
     """
 
     head: ClassVar[Literal["classes", "token_classes"]] = "classes"
@@ -144,7 +146,8 @@ class FileTask(ABC):
         """A key of the files and of how they are read."""
         held = self._held_out(split)
         options = (*self._reading, self.errors)
-        return fingerprint(type(self).__name__, content([self._file(split)]), (split, held) if held else None, options)
+        share = ("turned", split, held) if held else None
+        return fingerprint(type(self).__name__, content([self._file(split)]), share, options)
 
     def examples(self, split: Split) -> Iterator[Any]:
         """The examples of a split, in the order of their file.
@@ -154,7 +157,7 @@ class FileTask(ABC):
         held = self._held_out(split)
         count = 0
         for number, example in enumerate(self._read(self._file(split))):
-            if not held or part(self._unit(number, example), held) == split:
+            if not held or part(turned(self._unit(number, example)), held) == split:
                 count += 1
                 yield example
         if not count:
@@ -172,6 +175,12 @@ class FileTask(ABC):
         if len(files) > 1:
             raise ValueError(f"{path} names {len(files)} files: choose one of them, as {files[0]}")
         return files[0]
+
+
+def turned(number: int) -> int:
+    """The place that an example's has among its twenty when these are turned by a number of their own."""
+    first = number - number % SHARE
+    return first + (number + scramble(first)) % SHARE
 
 
 def class_of(labels: tuple[str, ...], name: str, where: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctx_jax.data.files import Errors, is_jsonl, read
-from ctx_jax.data.jsonl import json_object, unified
+from ctx_jax.data.jsonl import LINE, json_object, unified, without_halves
 from ctx_jax.data.passages import LINE_END, between
 from ctx_jax.serialization import nearest
 from ctx_jax.transfer.texts import checked, joined
@@ -28,7 +28,7 @@ def rows(
     """(line, {column: field}) of a file of examples; blank lines are left out. `named_by`: the options that name the
     columns, besides .columns; None = they are those of a run.
 
-    Raises ValueError, naming file and line, for a column of `wanted` that is missing, twice there or empty.
+    Raises ValueError, naming file and line, for a column of `wanted` that is missing, twice there, empty or no text.
     """
     read = (line for _, line in lines(file, errors))
     other = "" if named_by is None else ", or name the columns with --data.corpus.columns"
@@ -45,6 +45,7 @@ def rows(
                 raise ValueError(f"{where}: the field {name!r} is a {type(text).__name__}: give a text or a number")
             if not text.strip():
                 raise ValueError(f"{where}: the field {name!r} is empty: fill it, or leave the line out")
+            fields[name] = without_halves(text, f"{where}: the field {name!r}", errors)
         yield place, fields
 
 
@@ -119,6 +120,7 @@ def table(file: File, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
     if suffix(file) != ".csv":
         yield from ((place, line.split("\t")) for place, line in enumerate(lines, 1))
         return
+    csv.field_size_limit(LINE)  # csv's own is 128 KiB; every platform's C long holds this one
     records = csv.reader((line + "\n" for line in lines), strict=True)
     place = 1
     try:
@@ -126,4 +128,7 @@ def table(file: File, lines: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
             yield place, fields
             place = records.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"{file} line {place} is not CSV: {error}") from None
+        raise ValueError(
+            f"{file} line {place} is not CSV: {error}: begin and end a field that has quotation marks with one, and "
+            "write those inside it twice"
+        ) from None

@@ -6,7 +6,7 @@ A line is a word and its tag, in columns between tabs, or spaces where there is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -21,6 +21,7 @@ from ctx_jax.data.examples import ExampleStore, Outputs, by_row
 from ctx_jax.data.offsets import Speller
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_labels, check_room, class_of
 from ctx_jax.evaluation.tables import lines, suffix
+from ctx_jax.progress import tell
 from ctx_jax.transfer.inputs import Part
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ NONE = -1
 DOCUMENT = "-DOCSTART-"
 """The word of a line that begins a document, and is no sentence."""
 COLUMNS = (".conll", ".tsv", ".bio", ".iob", ".iob2")
-"""Files for `predict` whose lines are words; others hold a sentence a line."""
+"""Files for `predict` whose lines are words; others hold a sentence a line, unless all lines end in a tag."""
 
 
 class Sentence(NamedTuple):
@@ -186,17 +187,29 @@ class Tagging(FileTask):
         return predictions
 
     def inputs(self, file: File) -> Iterator[Sentence]:
-        """Sentences in columns, of which the word's counts, or a sentence a line, with white space between words."""
-        if suffix(file) in COLUMNS:
-            for sentence in sentences(file, self.errors, (self.token_column,)):
+        """Sentences in columns, of which the word's counts, or a sentence a line, with white space between words.
+        Raises ValueError, naming the file, for one of another form."""
+        if suffix(file) in (".csv", ".jsonl"):
+            raise ValueError(f"{file} holds no sentences to tag: give one a line (.txt), or a word a line (.conll)")
+        numbered = list(lines(file, self.errors))
+        tagged = self._tagged(text for _, text in numbered)
+        if tagged and suffix(file) not in COLUMNS:
+            tell(f"note: {file} is read as a word a line, since each ends in a tag")
+        if tagged or suffix(file) in COLUMNS:
+            for sentence in sentences(file, numbered, (self.token_column,)):
                 yield Sentence(tuple(word for (word,) in sentence.fields), (), str(file), sentence.line)
             return
-        for line, text in lines(file, self.errors):
+        for line, text in numbered:
             if text.strip():
                 yield Sentence(tuple(text.split()), (), str(file), line)
 
+    def _tagged(self, texts: Iterator[str]) -> bool:
+        """Whether these lines, two or more, all have a word and a tag, as in files to train on, of whatever name."""
+        found = [columns(text) for text in texts if text.strip()]
+        return len(found) > 1 and all(len(own) > 1 and is_tag("".join(own[self.tag_column :][:1])) for own in found)
+
     def _read(self, file: File) -> Iterator[Sentence]:
-        for sentence in sentences(file, self.errors, (self.token_column, self.tag_column)):
+        for sentence in sentences(file, lines(file, self.errors), (self.token_column, self.tag_column)):
             words, tags = zip(*sentence.fields, strict=True)
             for line, tag in enumerate(tags, sentence.line):
                 check_tag(tag, f"{file} line {line}")
@@ -217,36 +230,45 @@ class Lines(NamedTuple):
     line: int
 
 
-def sentences(file: File, errors: Any, wanted: tuple[int, ...]) -> Iterator[Lines]:
-    """Sentences of a file. Raises ValueError, naming file and line, for a column that is missing or empty."""
+def columns(line: str) -> list[str]:
+    """With a tab between, else with spaces; other white space is part of a word."""
+    return line.split("\t") if "\t" in line else [column for column in line.split(" ") if column]
+
+
+def sentences(file: File, numbered: Iterable[tuple[int, str]], wanted: tuple[int, ...]) -> Iterator[Lines]:
+    """Sentences of a file's lines. Raises ValueError, naming file and line, for a column that is missing or empty."""
     found = Lines([], 0)
-    for number, line in lines(file, errors):
-        columns = line.split("\t") if "\t" in line else line.split()
-        if not line.strip() or columns[0] == DOCUMENT:
+    for number, line in numbered:
+        own = columns(line)
+        if not line.strip() or own[0] == DOCUMENT:
             if found.fields:
                 yield found
             found = Lines([], 0)
             continue
         if not found.fields:
             found = Lines([], number)
-        found.fields.append(tuple(field(columns, column, wanted, f"{file} line {number}") for column in wanted))
+        found.fields.append(tuple(field(own, column, wanted, f"{file} line {number}") for column in wanted))
     if found.fields:
         yield found
 
 
-def field(columns: list[str], column: int, wanted: tuple[int, ...], where: str) -> str:
-    if not -len(columns) <= column < len(columns) or len(columns) < len(wanted):
+def field(own: list[str], column: int, wanted: tuple[int, ...], where: str) -> str:
+    if not -len(own) <= column < len(own) or len(own) < len(wanted):
         raise ValueError(
-            f"{where} has {len(columns)} columns, and none for column {column}: give a word and its tag with a tab "
+            f"{where} has {len(own)} columns, and none for column {column}: give a word and its tag with a tab "
             "between, or set --data.corpus.token-column and --data.corpus.tag-column"
         )
-    if not (text := columns[column].strip()):
+    if not (text := own[column].strip()):
         raise ValueError(f"{where}: column {column} is empty: fill it, or leave the line out")
     return text
 
 
+def is_tag(text: str) -> bool:
+    return text == OUTSIDE or (text[:2] in ("B-", "I-") and len(text) > 2)
+
+
 def check_tag(tag: str, where: str) -> None:
-    if tag != OUTSIDE and not (tag[:2] in ("B-", "I-") and tag[2:]):
+    if not is_tag(tag):
         raise ValueError(f"{where}: unknown tag {tag!r}: tags are O, B-x and I-x of an entity of type x")
 
 

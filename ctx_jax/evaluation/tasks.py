@@ -101,7 +101,7 @@ class Task(FileTask):
         if len(names) < 2:
             raise ValueError(f"{self.path} has one label alone, {', '.join(names)}: give examples of two or more")
         whole = all(name.isdecimal() for name in names)
-        return replace(self, labels=tuple(sorted(names, key=int if whole else None)))
+        return replace(self, labels=tuple(sorted(names, key=lambda name: (int(name) if whole else 0, name))))
 
     def targets(self, examples: Sequence[Example]) -> np.ndarray:
         """[N]: classes int32, or scaled numbers float32. Raises ValueError, naming the line, for what is no label."""

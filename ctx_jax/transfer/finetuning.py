@@ -18,7 +18,7 @@ from ctx_jax.models.bert import BertConfig
 from ctx_jax.models.gpt import TASK_TOKENS, GptConfig
 from ctx_jax.objectives.distillation import Distillation
 from ctx_jax.progress import tell
-from ctx_jax.text import own_tokenizer
+from ctx_jax.text import kept, own_tokenizer
 from ctx_jax.training.checkpoints import named
 from ctx_jax.transfer.detection import ArticleTask, form
 
@@ -39,6 +39,7 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
         return experiment
     folder, _ = named(source)
     origin = load(folder / "experiment.json")
+    tokenizer = kept(folder)
     if distils:
         return distilled(experiment, origin.model, folder)
     corpus = experiment.data.corpus
@@ -50,15 +51,14 @@ def adapted(experiment: Experiment, source: Path) -> Experiment:
     reader = experiment.data.reader
     if (most := getattr(model, "max_length", None)) is not None and most < reader.length:
         reader = replace(reader, length=most)
-    tokenizer = Pretrained(folder / TOKENIZER)
     if isinstance(corpus, ArticleTask):
         if not isinstance(origin.data.corpus, ArticleCorpus):
             raise ValueError(f"--from {source} was not trained on articles: choose a run of grover")
         corpus = replace(corpus, texts=origin.data.corpus.fields)
     elif isinstance(model, GptConfig):
-        v = tokenizer.load(Path(tokenizer.path)).vocabulary
+        v = tokenizer.vocabulary
         model = replace(model, task_tokens=len({v.begin, v.separator, v.classification}) < TASK_TOKENS)
-    data = replace(experiment.data, corpus=corpus, tokenizer=tokenizer, reader=reader)
+    data = replace(experiment.data, corpus=corpus, tokenizer=Pretrained(folder / TOKENIZER), reader=reader)
     return replace(experiment, model=model, data=data)
 
 

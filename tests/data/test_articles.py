@@ -139,6 +139,11 @@ def test_articles_of_a_users_own(tmp_path):
         ({"title": "x"}, r"a\.jsonl line 1 has no 'text', which is the body"),
         ({"titel": "x"}, r"line 1 has none of the fields title, text.*there are: titel"),
         ({"text": True}, "'text' is no text but bool"),
+        (
+            {"text": "a \ud800"},
+            r"a\.jsonl line 1: 'text' has half a surrogate pair .*: remove it, or set --data.corpus",
+        ),
+        ({"text": "a", "title": ["b", "\udc00"]}, r"a\.jsonl line 1: 'title' has half a surrogate pair"),
         ({"text": "only one"}, "the split test needs 20 articles, or a file of its own"),
     ],
 )
@@ -148,6 +153,16 @@ def test_bad_articles_are_named(entry, message, tmp_path):
         list(corpus.articles("test"))
     with pytest.raises(ValueError, match=r"a.jsonl: the split train is empty"):
         list(replace(corpus, path=write(tmp_path / "a.jsonl")).articles("train"))
+
+
+def test_what_is_no_character_is_named_or_replaced(tmp_path):
+    file = tmp_path / "a.jsonl"
+    corpus = Articles(path=file, fields=("title", "text"), whole=True)
+    file.write_bytes(b'{"text": "a"}\n\n{"text": "caf\xe9 \\ud800", "title": "\\ud83d\\ude42", "more": "\\udc00"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl line 3 is not UTF-8: convert .*, or set --data.corpus.errors repl"):
+        list(corpus.articles("train"))
+    read = [article.texts for article in replace(corpus, errors="replace").articles("train")]
+    assert read == [("", "a"), ("\U0001f642", "caf\ufffd \ufffd")]
 
 
 def test_too_few_rows_and_bad_options():

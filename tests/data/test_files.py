@@ -166,7 +166,7 @@ def test_jsonl(tmp_path):
         ("{}", r"line 2 has no field 'text' \(there are: none\)"),
         ('{"text": 1}', r"line 2 has a field 'text' that is no text but int: give a text, or name another with"),
         ('{"text": null}', r"line 2 has a field 'text' that is no text but NoneType"),
-        ('{"text": "\\ud800"}', r"line 2 has half of a surrogate pair in 'text'"),
+        ('{"text": "\\ud800"}', r"line 2: the field 'text' has half a surrogate pair .*: remove it, or set"),
     ],
 )
 def test_a_bad_line_of_jsonl_is_named(tmp_path, line, message):
@@ -325,6 +325,17 @@ def test_what_lies_in_a_folder_and_is_no_text(tmp_path):
         (tmp_path / folder / "vocab.txt").write_text("no")
     os.mkfifo(tmp_path / "pipe.txt")
     assert [str(file.relative_to(tmp_path)) for file in text_files(tmp_path)] == ["a.txt", "deep/c.txt"]
+
+
+def test_what_is_not_there_is_said_to_be_so(tmp_path):
+    for name, whole_json in (("one.json", True), ("one.txt", False), ("folder", False)):
+        with pytest.raises(
+            FileNotFoundError, match=rf"no text in .*{name} \(there is no such file or folder\): give a text file"
+        ):
+            text_files(tmp_path / name, whole_json)
+    for path in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(FileNotFoundError, match=r"no text in \S*: give a text file"):
+            text_files(path)
 
 
 def test_what_is_not_read_as_text(tmp_path):

@@ -76,7 +76,7 @@ def test_what_is_not_json_is_refused(parts, size, piece):
     expected = module.SURROGATE.sub("\ufffd", text).replace("\r", "\n")
     assert read(line, size, piece, "replace") == [expected]
     if module.SURROGATE.search(text):
-        with pytest.raises(ValueError, match=r"a\.jsonl line 1 has half of a surrogate pair in 'text'"):
+        with pytest.raises(ValueError, match=r"a\.jsonl line 1: the field 'text' has half a surrogate pair"):
             read(line, size, piece)
 
 

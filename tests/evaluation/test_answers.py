@@ -128,7 +128,7 @@ def test_articles_are_held_out_as_wholes(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"data": data}))
     task = Answers(tmp_path / "a.json")
     held = {split: [one.context for one in task.examples(split)] for split in ("train", "validation", "test")}
-    assert (held["validation"], held["test"], len(held["train"])) == (["a9", "a9"], ["a19", "a19"], 36)
+    assert (held["validation"], held["test"], len(held["train"])) == (["a14", "a14"], ["a4", "a4"], 36)
     assert task.with_labels().unanswerable is False
 
 
@@ -141,7 +141,14 @@ def test_articles_are_held_out_as_wholes(tmp_path):
         ({"answers": None}, r"line 21: question 'q1': it has no list of answers: give one, which is \[\] where"),
         ({"answers": {"text": ["12"]}}, r"line 21: question 'q1': it has no list of answers"),
         ({"question": " "}, r"line 21: question 'q1': its question is empty"),
-        ({"id": 7}, r"line \d+: question 7: its id is empty or no text"),
+        ({"id": 7}, r'line 21: question 7: its id must be a text: write it in quotes, "7"$'),
+        ({"id": " "}, r"line 21: question ' ': its id is empty or no text: fill it"),
+        ({"question": "a \ud800"}, r"line 21: question 'q1': its question has half a surrogate pair .*: remove it, or"),
+        ({"id": "\udc00"}, r"a.json line 21: question '\\udc00': its id has half a surrogate pair"),
+        (
+            {"answers": [{"text": "\ud800", "answer_start": 3}]},
+            r"line 21: question 'q1': an answer has half a surrogate",
+        ),
         ({"id": "q0"}, r"line 21: question 'q0' has the id of the one in line 10: give each an id of its own"),
     ],
 )
@@ -150,6 +157,15 @@ def test_bad_questions_are_named(change, message, tmp_path):
     questions[1] |= change
     with pytest.raises(ValueError, match=message):
         list(Answers(write(tmp_path / "a.json", questions, indent=1), whole=True).examples("train"))
+
+
+def test_half_a_surrogate_pair_can_be_replaced(tmp_path):
+    paragraph = {"context": "a \ud800 b", "qas": asked(["\ud800 b"], "a \ud800 b")}
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    with pytest.raises(ValueError, match=r"a.json line 1: question 'q0': its context has half a surrogate pair"):
+        list(Answers(tmp_path / "a.json", whole=True).examples("train"))
+    (one,) = Answers(tmp_path / "a.json", whole=True, errors="replace").examples("train")
+    assert (one.context, one.answers) == ("a \ufffd b", (("\ufffd b", 2),))
 
 
 def test_an_id_is_of_one_question_in_all_of_a_file(tmp_path):

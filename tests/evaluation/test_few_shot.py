@@ -17,6 +17,7 @@ from ctx_jax.evaluation import few_shot
 from ctx_jax.evaluation.few_shot import Item, Likelihood, Row, Scorer, Shots, choosing, items, last_words
 from ctx_jax.objectives.masked import Masked
 from ctx_jax.training.metrics import Diverged
+from ctx_jax.transfer.texts import own_options
 
 WIDTH = 48
 PAIRS = [
@@ -137,7 +138,7 @@ def test_solved_items_before_the_prompt():
         ("3", "line 2 is no object"),
         ('{"choices": ["a"], "answer": 0}', "line 2 has no text and no context"),
         ("[" * 9999, "line 2 is not JSON"),
-        ('{"text": "a \\ud800 b"}', "line 2 has half a surrogate pair"),
+        ('{"text": "a \\ud800 b"}', r"line 2 has half a surrogate pair .*: remove it"),
         ('{"text": "one"}', "line 2 has fewer than two words"),
         ('{"context": "a", "choices": [" "], "answer": 0}', "line 2 has choices"),
         ('{"context": "a", "choices": "b", "answer": 0}', "line 2 has choices 'b'"),
@@ -151,6 +152,13 @@ def test_lines_that_are_no_items(line: str, message: str, tmp_path: Path):
     assert items(str(file)) == [Item("He said", ("\nyes.",), 0)]
     file.write_text(f'{{"context": "", "choices": [" b"], "answer": 0}}\n{line}\n')
     with pytest.raises(ValueError, match=f"items.jsonl {message}"):
+        items(str(file))
+
+
+def test_bytes_that_are_none(tmp_path: Path):
+    file = tmp_path / "items.jsonl"
+    file.write_bytes(b'{"text": "He said yes"}\n{"text": "in a caf\xe9"}\n')
+    with pytest.raises(ValueError, match=r"items.jsonl line 2 is not UTF-8: convert the file to UTF-8$"), own_options():
         items(str(file))
 
 

@@ -45,6 +45,32 @@ def test_sentences_are_read_with_tabs_or_spaces(tmp_path):
     assert task.with_labels().labels == ("O", "B-y", "I-y")
 
 
+def test_only_spaces_and_tabs_part_columns(tmp_path):
+    text = "10\u00a0000  B-x\nof\u2009it\tO\n"
+    (read,) = Tagging(write(tmp_path / "a.conll", text), whole=True).examples("train")
+    assert (read.words, read.tags) == (("10\u00a0000", "of\u2009it"), ("B-x", "O"))
+
+
+def test_inputs_are_sentences_or_words_in_columns(tmp_path, capsys):
+    task = Tagging(tmp_path / "a.conll")
+
+    def read(name: str, text: str) -> list[tuple[str, ...]]:
+        return [one.words for one in task.inputs(write(tmp_path / name, text))]
+
+    words = [("Mr", "Smith"), ("O",)]
+    assert read("a.conll", "Mr\nSmith\n\nO\n") == words
+    assert capsys.readouterr().err == ""
+    for name in ("eng.testb", "a.txt"):
+        assert read(name, "Mr NNP O\nSmith NNP B-PER\n\nO NNP O\n") == words
+        assert f"{name} is read as a word a line, since each ends in a tag" in capsys.readouterr().err
+    assert read("a.txt", "Mr Smith\nO\n") == words
+    assert read("a.txt", "Vitamin O\n") == [("Vitamin", "O")]
+    assert read("a.txt", "Mr O\nSmith B-PER now\n") == [("Mr", "O"), ("Smith", "B-PER", "now")]
+    for name in ("a.csv", "a.jsonl.gz"):
+        with pytest.raises(ValueError, match=rf"{name} holds no sentences to tag: give one a line"):
+            read(name, "x")
+
+
 def test_iob1_by_hand():
     tags = ("I-x", "I-x", "B-x", "I-x", "O", "I-y", "I-x", "B-y")
     assert from_iob1(tags) == ("B-x", "I-x", "B-x", "I-x", "O", "B-y", "B-x", "B-y")

@@ -42,18 +42,24 @@ def test_labels_that_are_numbers_are_sorted_as_numbers(tmp_path):
     task = Task(path, whole=True).with_labels()
     assert task.labels == ("1", "2", "10")
     assert task.targets(list(task.examples("train"))).tolist() == [2, 1, 0]
+    path = write(tmp_path / "b.tsv", "text\tlabel\n" + "".join(f"x\t{n}\n" for n in "2 1 0001 01 00001 001".split()))
+    assert Task(path, whole=True).with_labels().labels == ("00001", "0001", "001", "01", "1", "2")
 
 
 def test_two_of_twenty_are_held_out(tmp_path):
-    path = write(tmp_path / "a.tsv", "text\tlabel\n" + "".join(f"{n}\tx\n" for n in range(40)))
+    """In each twenty one at a drawn place, so that classes that take turns are in every split."""
+    path = write(tmp_path / "a.tsv", "text\tlabel\n" + "".join(f"{n}\t{'xy'[n % 2]}\n" for n in range(200)))
     numbers = {
         split: [int(texts[0]) for texts, _ in read(Task(path), split)] for split in ("train", "validation", "test")
     }
-    assert (numbers["validation"], numbers["test"]) == ([9, 29], [19, 39])
-    assert sorted(number for split in numbers.values() for number in split) == list(range(40))
+    for split in ("validation", "test"):
+        assert [number // 20 for number in numbers[split]] == list(range(10))
+        assert {label for _, label in read(Task(path), split)} == {"x", "y"}
+    assert (numbers["validation"][:2], numbers["test"][:2]) == ([14, 25], [4, 35])
+    assert sorted(number for split in numbers.values() for number in split) == list(range(200))
     other = write(tmp_path / "b.tsv", "text\tlabel\nother\tx\n")
     assert read(Task(path, validation=other), "validation") == [(("other",), "x")]
-    assert len(read(Task(path, validation=other))) == 38
+    assert len(read(Task(path, validation=other))) == 190
     with pytest.raises(ValueError, match=r"b.tsv: the split test needs 20 examples, or a file of its own"):
         read(Task(other), "test")
 
@@ -69,7 +75,8 @@ def test_two_of_twenty_are_held_out(tmp_path):
             "txt\tlabel\na\tx\n",
             r"a.tsv line 2 has no column 'text'; did you mean 'txt'\? \(there are: txt, label",
         ),
-        ("a.csv", 'text,label\n"a,x\n', r"a.csv line 2 is not CSV"),
+        ("a.csv", 'text,label\n"a,x\n', r"a.csv line 2 is not CSV: unexpected end of data: begin and end a field that"),
+        ("a.csv", 'text,label\n"a "b"",x\n', r"a.csv line 2 is not CSV: .* expected .*write those inside it twice$"),
         ("a.tsv", "text\tlabel\na\tb\tx\n", r"a.tsv line 2 has 3 columns, not 2 \(text, label\): mend it, or name"),
         ("a.tsv", "text\ttext\tlabel\na\tb\tx\n", r"a.tsv line 1 names 2 columns 'text': rename all but one"),
         ("a.tsv", "", r"a.tsv: the split train is empty"),
@@ -86,6 +93,12 @@ def test_two_of_twenty_are_held_out(tmp_path):
             r"a.jsonl line 1: the field 'text' is a list: give a text or a number",
         ),
         ("a.jsonl", '\n{"text": "a",\n', r"a.jsonl line 2 is not JSON"),
+        (
+            "a.jsonl",
+            '\n{"text": "a \\ud800", "label": 1}\n',
+            r"a.jsonl line 2: the field 'text' has half a surrogate pair .*: remove it, or set --data.corpus.errors",
+        ),
+        ("a.jsonl", '{"text": "a", "label": "\\udc00"}\n', r"line 1: the field 'label' has half a surrogate pair"),
         ("a.jsonl", "[1]\n", r"a.jsonl line 1 is no object"),
     ],
 )
@@ -93,6 +106,19 @@ def test_two_of_twenty_are_held_out(tmp_path):
 def test_bad_lines_are_named(tmp_path, name, text, message, whole):
     with pytest.raises(ValueError, match=message):
         read(Task(write(tmp_path / name, text), whole=whole))
+
+
+def test_half_a_surrogate_pair_can_be_replaced_and_counts_where_it_is_read(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"text": "a \\ud800\\ud83d\\ude42", "label": "x", "more": "\\udc00"}\n')
+    assert read(Task(path, whole=True, errors="replace")) == [(("a \ufffd\U0001f642",), "x")]
+    path = write(tmp_path / "b.jsonl", '{"text": "a \\ud83d\\ude42", "label": "x", "more": "\\udc00"}\n')
+    assert read(Task(path, whole=True)) == [(("a \U0001f642",), "x")]
+
+
+def test_a_field_of_csv_may_be_long(tmp_path):
+    text = 'a "long" one, ' * 20_000
+    path = write(tmp_path / "a.csv", 'text,label\n"{}",x\nb,y\n'.format(text.replace('"', '""')))
+    assert read(Task(path, whole=True)) == [((text,), "x"), (("b",), "y")]
 
 
 def test_lines_of_white_space_and_empty_fields_behind_the_last_are_left_out(tmp_path):

@@ -59,7 +59,9 @@ def test_what_is_wrong_is_named_with_its_line_and_our_options(tmp_path: Path):
         read(tmp_path / "a.txt", b"a\n" + b"x" * 2 * PASSAGE + b"\xc3")
     with pytest.raises(ValueError, match=r"a.jsonl line 2 is not UTF-8"):
         read(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n')
-    with pytest.raises(ValueError, match=r"a.jsonl line 2 has half of a surrogate pair .* set --errors replace"):
+    with pytest.raises(
+        ValueError, match=r"a.jsonl line 2: the field 'text' has half a surrogate pair .* set --errors replace"
+    ):
         read(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n')
     with pytest.raises(
         ValueError, match=r"line 2 has no field 'text'.*there are: 'txt'.*: rename one, or name another with --field"

@@ -17,6 +17,7 @@ import pytest
 from ctx_jax.cli import main
 from ctx_jax.experiment import Experiment, find, load, save
 from ctx_jax.runs import of_another_task, open_run
+from ctx_jax.text import kept
 from ctx_jax.training.loop import matching
 from ctx_jax.transfer.finetuning import HEAD, completed
 from tests.conftest import WORDS
@@ -145,6 +146,33 @@ def test_bad_input_is_named(arguments, message, run_of, examples, tmp_path, caps
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_its_own_tokenizer_is_not_fine_tuned(run_of, examples, tmp_path, capsys):
+    shutil.copytree(run_of("bert"), tmp_path / "bert")
+    words = [
+        "train",
+        "finetune:classification",
+        "--from",
+        tmp_path / "bert",
+        "--text",
+        examples,
+        "--run",
+        tmp_path / "new",
+    ]
+    about = dict.fromkeys(("train", "validation", "test", "splitter"), "") | {
+        "tokenizer": kept(run_of("bert")).fingerprint
+    }
+    (tmp_path / "bert/text.json").write_text(json.dumps(about))
+    shutil.rmtree(tmp_path / "bert/tokenizer")
+    with pytest.raises(SystemExit):
+        main([str(word) for word in words])
+    assert f"bert has lost its tokenizer, which its embeddings need: restore {tmp_path}" in capsys.readouterr().err
+    run(capsys, "tokenizer", "train", "characters", "--text", examples, "--output", tmp_path / "bert/tokenizer")
+    with pytest.raises(SystemExit):
+        main([str(word) for word in words])
+    assert "bert/tokenizer is not the tokenizer that" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_was_not_fine_tuned_predicts_nothing(run_of, examples, capsys):
