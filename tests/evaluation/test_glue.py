@@ -182,7 +182,7 @@ def test_imdb_as_it_is_published(tmp_path):
                 (tmp_path / part / label / f"{number:02}_1.txt").write_text(f"{part} {label} {number}<br />")
     task = Glue(tmp_path, name="imdb")
     train, validation, test = (list(task.examples(split)) for split in ("train", "validation", "test"))
-    assert [example.texts[0] for example in validation] == ["train neg 9<br />", "train pos 9<br />"]
+    assert [example.texts[0] for example in validation] == ["train neg 14<br />", "train pos 5<br />"]
     assert [(example.texts[0], example.label) for example in test] == [
         ("test neg 0<br />", "neg"), ("test pos 0<br />", "pos"),
     ]  # fmt: skip
