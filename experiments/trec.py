@@ -13,7 +13,8 @@ five seeds; the tokenizer, the recipe and the examples are the same from scratch
 after the last epoch, writes runs/trec/results.json, and ends in one JSON line on stdout. Runs that are there already
 are not trained again.
 
-Seen, pretrained on one H200 and fine-tuned on a CPU, mean and standard deviation of the five seeds (lowest, highest):
+Seen, pretrained on one H200 and fine-tuned on a CPU, mean and standard deviation of the five seeds (lowest, highest),
+when the questions held out for validation were other ones than now:
 
     BERT    pretrained 0.866 +- 0.005 (0.860, 0.874)    from scratch 0.826 +- 0.007 (0.816, 0.834)
     GPT     pretrained 0.874 +- 0.004 (0.868, 0.878)    from scratch 0.810 +- 0.011 (0.800, 0.824)

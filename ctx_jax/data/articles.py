@@ -28,10 +28,10 @@ from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Sotu, Split
 from ctx_jax.data.files import Errors, content, location, read, text_files
 from ctx_jax.data.jsonl import json_object, unified, without_halves
+from ctx_jax.data.lines import lines
 from ctx_jax.data.passages import Passage, cut, lacks, part
 from ctx_jax.data.readers import shuffled, uniform
 from ctx_jax.data.tokenizers import Tokenizer, utf8_size
-from ctx_jax.evaluation.tables import lines
 from ctx_jax.serialization import nearest
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from ctx_jax.contract import Batch, Variables
 from ctx_jax.data.examples import lengths
 from ctx_jax.data.files import text_files
 from ctx_jax.data.jsonl import json_object, without_halves
+from ctx_jax.data.lines import lines
 from ctx_jax.data.tokenizers import utf8_size
-from ctx_jax.evaluation.tables import lines
 from ctx_jax.objectives import predict
 from ctx_jax.objectives.causal import Causal
 from ctx_jax.parallel.sharding import batch_sharding, replicated

@@ -19,13 +19,11 @@ from ctx_jax.data import fingerprint
 from ctx_jax.data.corpora import Split
 from ctx_jax.data.files import content, location
 from ctx_jax.data.jsonl import unified
-from ctx_jax.data.passages import LINE_END, between
+from ctx_jax.data.lines import escaped, lines, whole
 from ctx_jax.data.tfds import Tfds
-from ctx_jax.evaluation.tables import reader
 from ctx_jax.evaluation.tasks import Example, Kind, Task
 from ctx_jax.progress import tell
 from ctx_jax.serialization import nearest
-from ctx_jax.transfer.texts import checked, joined
 
 TFDS = "tfds:"
 TEST = {"train": "train", "validation": "dev", "test": "test"}
@@ -243,7 +241,7 @@ class Glue(Task):
                 yield Example(tuple(one[name] for name in texts), label, f"{self.path} {file} record {number}", number)
         elif about.folders:
             for each, label in self._in_folders(file):
-                text = unified("".join(reader(each, self.errors))).strip()
+                text = unified(whole("".join(escaped(each, self.errors)), str(each))).strip()
                 yield Example((text,), label, str(each), 1)
         else:
             wanted = (*about.texts, about.label)
@@ -267,7 +265,7 @@ class Glue(Task):
         naming the place, for what is missing, unless fields may be empty."""
         places: list[int] = []
         left_out = 0
-        for number, line in enumerate(map(joined, checked(file, between(LINE_END, reader(file, self.errors)))), 1):
+        for number, line in lines(file, self.errors):
             row = line.split("\t")
             if not places:
                 names = columns or tuple(row)

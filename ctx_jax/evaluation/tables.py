@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctx_jax.data.files import Errors, is_jsonl, read
+from ctx_jax.data.files import Errors, is_jsonl
 from ctx_jax.data.jsonl import LINE, json_object, unified, without_halves
-from ctx_jax.data.passages import LINE_END, between
+from ctx_jax.data.lines import lines
 from ctx_jax.serialization import nearest
-from ctx_jax.transfer.texts import checked, joined
 
 if TYPE_CHECKING:
     from ctx_jax.data.files import File
@@ -54,16 +53,6 @@ def check_columns(columns: tuple[str, ...], wanted: tuple[str, ...]) -> None:
     for name in wanted if columns else ():
         if name not in columns:
             raise ValueError(f"columns {columns} have no {name!r}{nearest(name, list(columns))}")
-
-
-def lines(file: File, errors: Errors) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers. Raises ValueError, naming the line, for what is not UTF-8."""
-    yield from enumerate(map(joined, checked(file, between(LINE_END, reader(file, errors)))), 1)
-
-
-def reader(file: File, errors: Errors) -> Iterator[str]:
-    """The text of a file; with "strict", bytes that are not UTF-8 are escaped, for `checked` to find in their line."""
-    return read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
 
 
 def is_table(file: File) -> bool:

@@ -18,9 +18,10 @@ from seqeval import metrics
 
 from ctx_jax.contract import Batch
 from ctx_jax.data.examples import ExampleStore, Outputs, by_row
+from ctx_jax.data.lines import lines
 from ctx_jax.data.offsets import Speller
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_labels, check_room, class_of
-from ctx_jax.evaluation.tables import lines, suffix
+from ctx_jax.evaluation.tables import suffix
 from ctx_jax.progress import tell
 from ctx_jax.transfer.inputs import Part
 
@@ -192,10 +193,11 @@ class Tagging(FileTask):
         if suffix(file) in (".csv", ".jsonl"):
             raise ValueError(f"{file} holds no sentences to tag: give one a line (.txt), or a word a line (.conll)")
         numbered = list(lines(file, self.errors))
-        tagged = self._tagged(text for _, text in numbered)
-        if tagged and suffix(file) not in COLUMNS:
+        in_columns = suffix(file) in COLUMNS
+        if not in_columns and self._tagged(text for _, text in numbered):
             tell(f"note: {file} is read as a word a line, since each ends in a tag")
-        if tagged or suffix(file) in COLUMNS:
+            in_columns = True
+        if in_columns:
             for sentence in sentences(file, numbered, (self.token_column,)):
                 yield Sentence(tuple(word for (word,) in sentence.fields), (), str(file), sentence.line)
             return

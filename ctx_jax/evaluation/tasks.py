@@ -16,8 +16,9 @@ from sklearn import metrics
 
 from ctx_jax.data.examples import ExampleStore, Outputs, by_row
 from ctx_jax.data.files import is_jsonl
+from ctx_jax.data.lines import lines
 from ctx_jax.evaluation.files import Encoded, Encoder, FileTask, check_labels, check_room, class_of
-from ctx_jax.evaluation.tables import check_columns, is_table, lines, rows
+from ctx_jax.evaluation.tables import check_columns, is_table, rows
 from ctx_jax.progress import tell
 
 if TYPE_CHECKING:

@@ -56,6 +56,9 @@ class Tagger:
     """Passes over the training sentences; the one that does best on validation counts."""
     dropout: float = 0.5
     """Rate on the vectors, between the layers and before the linear layer."""
+    weighted: bool = False
+    """The model's layers are added with weights that are learned (Peters et al. 2018, arXiv 1802.05365, equation 1),
+    instead of what --combine makes of them."""
     rows: int = 32
     """Sentences in a batch."""
 
@@ -146,9 +149,11 @@ def tag(
     "layers", "combine", "pooling", "epoch", "validation": {"f1", "precision", "recall"}, "test": ...} by entity. Raises
     ValueError for what `Tagging` finds in the files.
     """
+    if tagger.weighted and len(choice.layers) < 2:
+        raise ValueError(f"--tagger.weighted has one layer alone, {choice.layers}: give several in --layers")
     task.with_labels()
     sentences = {split: list(task.examples(split)) for split in SPLITS}
-    choice = Choice(choice.layers, choice.combine, "word")
+    choice = Choice(choice.layers, "concatenate" if tagger.weighted else choice.combine, "word")
     run = open_run(path, checkpoint)
     names = sorted({tag for sentence in sentences["train"] for tag in sentence.tags})
     numbers = {name: number for number, name in enumerate(names)}
@@ -166,7 +171,7 @@ def tag(
         return {name: float(cast(Any, score)(gold, said, zero_division=0)) for name, score in scores.items()}
 
     best: tuple[dict[str, float], int, Any] | None = None
-    trained = training(data["train"], tagger, len(names), seed)
+    trained = training(data["train"], tagger, len(names), seed, len(choice.layers) if tagger.weighted else 1)
     for epoch, (predict, params) in enumerate(trained, 1):
         scores = scored(predict(params, data["validation"]), "validation")
         tell(f"epoch {epoch}/{tagger.epochs}  validation f1 {scores['f1']:.4f}")
@@ -175,7 +180,8 @@ def tag(
     assert best is not None
     predict, params = best[2]
     test = scored(predict(params, data["test"]), "test")
-    return {**about(path, run, choice), "epoch": best[1], "validation": best[0], "test": test}
+    combine = "weighted" if tagger.weighted else choice.combine
+    return {**about(path, run, choice), "combine": combine, "epoch": best[1], "validation": best[0], "test": test}
 
 
 def about(path: Path, run: Trained, choice: Choice) -> dict[str, Any]:
@@ -207,24 +213,32 @@ def seen_words(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 class BiLSTM(nn.Module):
-    """Two bidirectional layers and a linear one: [B, T, D] and the rows' lengths [B] -> scores [B, T, tags]."""
+    """Two bidirectional layers and a linear one: [B, T, D] and the rows' lengths [B] -> scores [B, T, tags]. D holds
+    the vectors of so many of a model's layers beside each other, of which a weighted sum is read."""
 
     tagger: Tagger
     tags: int
+    layers: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array, sizes: jax.Array, train: bool) -> jax.Array:
         drop = partial(nn.Dropout, self.tagger.dropout, deterministic=not train)
+        if self.layers > 1:
+            weights = jax.nn.softmax(self.param("weights", nn.initializers.zeros, (self.layers,)))
+            scale = self.param("scale", nn.initializers.ones, ())
+            x = scale * jnp.einsum("btld,l->btd", x.reshape(*x.shape[:2], self.layers, -1), weights)
         for _ in range(2):
             forward, backward = (nn.RNN(nn.OptimizedLSTMCell(self.tagger.width)) for _ in range(2))
             x = cast(jax.Array, nn.Bidirectional(forward, backward)(drop()(x), seq_lengths=sizes))
         return nn.Dense(self.tags)(drop()(x))
 
 
-def training(data: list[tuple[np.ndarray, np.ndarray]], tagger: Tagger, tags: int, seed: int) -> Iterator[Any]:
+def training(
+    data: list[tuple[np.ndarray, np.ndarray]], tagger: Tagger, tags: int, seed: int, layers: int = 1
+) -> Iterator[Any]:
     """(function that predicts, parameters) after each epoch over sentences: their vectors [n, D] and tags [n], -1 for
     one that is not learned."""
-    model = BiLSTM(tagger, tags)
+    model = BiLSTM(tagger, tags, layers)
     optimizer = optax.adam(tagger.rate)
     root, chance = jax.random.key(seed), np.random.default_rng(seed)
     _, x, sizes, _ = next(batches(data[:1], tagger.rows))

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctx_jax.data.files import Errors, is_compressed, is_jsonl, read, text_files
+from ctx_jax.data.files import Errors, is_compressed, is_jsonl, text_files
 from ctx_jax.data.hashes import size_and_time
-from ctx_jax.data.jsonl import SURROGATE, json_texts
-from ctx_jax.data.passages import LINE_END, Document, between
+from ctx_jax.data.jsonl import json_texts
+from ctx_jax.data.lines import joined, streamed
 
 if TYPE_CHECKING:
     from ctx_jax.data.files import File
@@ -41,9 +41,7 @@ def texts(file: File, field: str | None, errors: Errors) -> Iterator[str]:
 
     Raises ValueError naming file and line of what is not UTF-8 (with `errors` "strict") or has no such text.
     """
-    # Escaped, and found in its line; the reader itself would name the byte.
-    pieces = read(file, "surrogateescape" if errors == "strict" else errors)  # pyright: ignore[reportArgumentType]
-    lines = checked(file, between(LINE_END, pieces))
+    lines = streamed(file, errors)
     with own_options("field", "errors"):
         if field is None and not is_jsonl(file):
             yield from without_last(map(joined, lines))
@@ -68,10 +66,6 @@ def own_options(*names: str) -> Iterator[None]:
         raise ValueError(message.replace("--data.corpus.", "--")) from None
 
 
-def joined(document: Document) -> str:
-    return document if isinstance(document, str) else "".join(document)
-
-
 def without_last(lines: Iterable[str]) -> Iterator[str]:
     """The lines without the empty one that follows the last line end."""
     held: str | None = None
@@ -81,19 +75,3 @@ def without_last(lines: Iterable[str]) -> Iterator[str]:
         held = line
     if held:
         yield held
-
-
-def checked(file: File, lines: Iterable[Document]) -> Iterator[Document]:
-    """The lines as they are. Raises ValueError for one with escaped bytes."""
-    for number, line in enumerate(lines, 1):
-        yield (
-            whole(line, f"{file} line {number}")
-            if isinstance(line, str)
-            else (whole(piece, f"{file} line {number}") for piece in line)
-        )
-
-
-def whole(text: str, where: str) -> str:
-    if SURROGATE.search(text):
-        raise ValueError(f"{where} is not UTF-8: convert the file to UTF-8, or set --data.corpus.errors replace")
-    return text

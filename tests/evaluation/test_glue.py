@@ -188,6 +188,9 @@ def test_imdb_as_it_is_published(tmp_path):
     ]  # fmt: skip
     assert len(train) == 38 and task.with_labels().labels == ("neg", "pos")
     assert task.fingerprint("train") != task.fingerprint("test")
+    (tmp_path / "train/neg/03_1.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ValueError, match=r"neg/03_1.txt is not UTF-8: convert the file to UTF-8, or set"):
+        list(task.examples("train"))
     with pytest.raises(FileNotFoundError, match=r"neg has no texts: give the folder of imdb as it is published"):
         list(Glue(tmp_path / "train", name="imdb").examples("train"))
 

@@ -6,6 +6,8 @@ import json
 import random
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -14,7 +16,9 @@ from sklearn.preprocessing import StandardScaler
 from ctx_jax.cli import main
 from ctx_jax.runs import open_run
 from ctx_jax.transfer.features import Choice
-from ctx_jax.transfer.probes import Tagger, of_words, training
+from ctx_jax.transfer.probes import BiLSTM, Tagger, of_words, training
+from experiments.feature_choices import choices
+from experiments.feature_choices import main as feature_choices
 from tests.conftest import WORDS
 
 
@@ -110,6 +114,25 @@ def test_a_tagger_reads_both_neighbours():
     assert np.concatenate(right).mean() > 0.85
 
 
+def test_layers_are_weighted_as_they_help():
+    """At first the mean of them is read; of two layers of which one tells the tag, that one comes to count."""
+    chance = np.random.default_rng(0)
+    x = chance.normal(size=(60, 6, 2, 3)).astype(np.float32)
+    tags = (x[:, :, 1, 0] > 0).astype(np.int64)
+    sizes = jnp.full(60, 6)
+    tagger = Tagger(width=8, epochs=20, rows=8, rate=1e-2, dropout=0.0)
+    both, mean = BiLSTM(tagger, 2, layers=2), BiLSTM(tagger, 2)
+    params = both.init(jax.random.key(0), x.reshape(60, 6, 6), sizes, train=False)["params"]
+    rest = {name: value for name, value in params.items() if name not in ("weights", "scale")}
+    np.testing.assert_allclose(
+        both.apply({"params": params}, x.reshape(60, 6, 6), sizes, train=False),
+        mean.apply({"params": rest}, x.mean(2), sizes, train=False),
+        atol=1e-6,
+    )
+    *_, (_, trained) = training(list(zip(x.reshape(60, 6, 6), tags, strict=True)), tagger, 2, 0, layers=2)
+    assert jax.nn.softmax(trained["params"]["weights"])[1] > 0.6
+
+
 def test_padding_and_batch_mates_change_no_prediction():
     chance = np.random.default_rng(0)
     data = [(chance.normal(size=(n, 4)).astype(np.float32), chance.integers(0, 3, n)) for n in (3, 8, 5)]
@@ -126,6 +149,7 @@ def test_padding_and_batch_mates_change_no_prediction():
     [
         (["--pooling", "word"], "--pooling word gives several vectors a text"),
         (["--kind", "tagging"], "unknown tag 'early'"),
+        (["--kind", "tagging", "--tagger.weighted"], "weighted has one layer alone, (-1,): give several in --layers"),
         (["--tagger.epochs", "0"], "epochs 0: choose 1 or more"),
         (["--texts", "txt"], "columns ('text', 'label') have no 'txt'; did you mean 'text'?"),
         (
@@ -154,3 +178,20 @@ def test_files_of_words_are_read_as_their_options_say(run_of, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["probe", str(run_of("bert")), "--text", str(file), "--kind", "tagging"])
     assert "has no entity" in capsys.readouterr().err
+
+
+def test_the_choices_are_those_of_the_paper(run_of, tmp_path, capsys, monkeypatch):
+    assert [options for _, options in choices(12).values()] == [
+        ["--layers", "0"], ["--layers", "-2"], ["--layers", "-1"],
+        ["--layers", "-4", "-3", "-2", "-1", "--tagger.weighted"], ["--layers", "-4", "-3", "-2", "-1"],
+        ["--layers", *(str(layer) for layer in range(1, 13)), "--tagger.weighted"],
+    ]  # fmt: skip
+    file = tmp_path / "a.conll"
+    file.write_text("war\tB-x\npeace\tO\n\n")
+    words = ["--text", file, "--validation", file, "--test", file, "--tagger.epochs", "1", "--tagger.width", "2"]
+    monkeypatch.setattr("sys.argv", ["feature_choices.py", str(run_of("bert")), *map(str, words), "--seeds", "2"])
+    feature_choices()
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])["results"]
+    assert [len(one["test"]) for one in results] == [2] * 6
+    assert [one["layers"] for one in results] == [[0], [1], [2], [1, 2], [1, 2], [1, 2]]
+    assert [one["combine"] for one in results][3:] == ["weighted", "concatenate", "weighted"]
