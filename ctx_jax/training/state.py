@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import ArrayLike
 
 from ctx_jax.contract import Variables
 from ctx_jax.layers.parameters import axes_of, unboxed
@@ -98,12 +100,12 @@ def init_state(
     fixed = fixed or {}
     shardings = shardings_of(abstract_state(model, optimizer, batch, mesh, fixed))
 
-    def init() -> TrainState:
+    def init(seed: ArrayLike) -> TrainState:
         params = without(unboxed(initial_parameters(model, batch, mesh, seed)), fixed)
         memory = model.init_memory(row_count(batch))
         return TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.tx.init(params), memory)
 
-    state = jax.jit(init, out_shardings=shardings._replace(fixed={}))()
+    state = jax.jit(init, out_shardings=shardings._replace(fixed={}))(np.uint32(seed))
     return state._replace(fixed=jax.device_put(fixed, shardings.fixed))
 
 
@@ -112,7 +114,7 @@ def memory_maker(model: Any, batch_size: int, mesh: jax.sharding.Mesh) -> Callab
     return jax.jit(lambda: model.init_memory(batch_size), out_shardings=batch_sharding(mesh))
 
 
-def initial_parameters(model: Any, batch: Any, mesh: AnyMesh, seed: int) -> Any:
+def initial_parameters(model: Any, batch: Any, mesh: AnyMesh, seed: ArrayLike) -> Any:
     """The tree of `Named` parameters; to be traced. Their values do not depend on the batch's."""
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         key = jax.random.fold_in(jax.random.key(seed), INITIALISATION)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
 
 from ctx_jax.contract import Batch, Reader, TokenStore, Vocabulary
 from ctx_jax.objectives import row_keys
@@ -42,7 +43,7 @@ EVALUATION_SEED = 0
 """Seed of the corruption in evaluation."""
 
 
-def prepare(objective: Any, batch: Batch, vocabulary: Vocabulary, seed: int | None) -> Batch:
+def prepare(objective: Any, batch: Batch, vocabulary: Vocabulary, seed: ArrayLike | None) -> Batch:
     """The prepared batch. Its corruption depends on the seed, the example and the epoch; seed None is evaluation, where
     it depends on the example alone: every evaluation of every run predicts the same targets."""
     epoch = 0 if seed is None else batch["epoch"]
@@ -74,15 +75,15 @@ def loader_transform(objective: Any, store: TokenStore, seed: int | None) -> Cal
     """`prepare` for the loader's thread, numpy to numpy on the host's CPU; None if it belongs into the step."""
     if not objective.in_loader:
         return None
-    compiled = jax.jit(partial(prepare, objective, vocabulary=store.vocabulary, seed=seed))
-
+    compiled = jax.jit(partial(prepare, objective, vocabulary=store.vocabulary))
+    number = None if seed is None else np.uint32(seed)  # an argument, so that seeds share the program
     counts = store.counts().astype(np.float32) if wants_counts(objective, store) else None
 
     def transform(batch: Batch) -> Batch:
         if counts is not None:
             batch = {**batch, "counts": counts[batch["tokens"]]}
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            return jax.tree.map(np.asarray, compiled(batch))
+            return jax.tree.map(np.asarray, compiled(batch, seed=number))
 
     return transform
 
@@ -96,8 +97,9 @@ def make_train_step(
     *,
     seed: int,
     accumulation: int = 1,
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
+) -> partial[tuple[TrainState, dict[str, Any]]]:
     """(state, batch) -> (state, metrics); `jax.jit` with shardings, which is what pjit was. The old state is donated.
+    The seed is the program's first argument, already given: one compiled program is every seed's.
 
     Row b of the batch goes to micro-batch b mod `accumulation`: each device splits its own rows, nothing moves.
     A batch may carry `update_scale` [B] (the same number in each row), by which the update is multiplied.
@@ -119,7 +121,7 @@ def make_train_step(
         """[A, B / A, ...] -> [B, ...]."""
         return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+    def train_step(seed: jax.Array, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         if not objective.in_loader:
             batch = prepare(objective, batch, vocabulary, seed)
         counts = {term: jnp.maximum(count, 1) for term, count in objective.weights(batch).items()}
@@ -162,13 +164,14 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, fixed, opt_state, jax.tree.map(join, memory)), metrics
 
-    return jax.jit(
+    compiled = jax.jit(
         on_mesh(mesh, train_step),
-        in_shardings=(shardings, batch_sharding(mesh)),
+        in_shardings=(replicated(mesh), shardings, batch_sharding(mesh)),
         out_shardings=(shardings, replicated(mesh)),
-        donate_argnums=0,
+        donate_argnums=1,
         compiler_options=compiler_options(),
     )
+    return partial(compiled, jax.device_put(np.uint32(seed), replicated(mesh)))
 
 
 def make_eval_step(

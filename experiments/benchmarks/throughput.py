@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,7 +138,7 @@ class Run:
                 transform=loader_transform(objective, store, seed),
             )
         )
-        step: Any = make_train_step(
+        step = make_train_step(
             model,
             objective,
             optimizer,
@@ -148,12 +149,14 @@ class Run:
         )
         batch = next(self.batches)
         start = time.perf_counter()
-        self.compiled = step.lower(self.state, batch).compile()
+        program: Any = step.func
+        self.compiled = program.lower(*step.args, self.state, batch).compile()
+        self.train_step = partial(self.compiled, *step.args)
         self.compile_seconds = time.perf_counter() - start
 
     def step(self) -> dict[str, Any]:
         """One step on the next batch, dispatched; its metrics."""
-        self.state, measured = self.compiled(self.state, next(self.batches))
+        self.state, measured = self.train_step(self.state, next(self.batches))
         return measured
 
     def waited(self, steps: int) -> list[float]:

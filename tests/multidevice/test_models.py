@@ -38,7 +38,7 @@ def trained(experiment: Any, mesh: jax.sharding.Mesh, accumulation: int) -> tupl
         for _ in range(3):
             state, metrics = step(state, next(batches))
             losses.append(float(metrics["loss"]))
-    assert step._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
+    assert step.func._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
     return losses, state
 
 

@@ -78,6 +78,23 @@ def whole(tmp_path_factory):
     return run, train(run)
 
 
+def test_runs_of_other_seeds_share_the_programs(whole, tmp_path):
+    """And draw other numbers: the largest seed, too."""
+    miss, events = "/jax/compilation_cache/cache_misses", []
+
+    def note(event, **_):
+        events.append(event)
+
+    jax.monitoring.register_event_listener(note)
+    try:
+        losses = {train(tmp_path / str(seed), training=replace(TRAINING, seed=seed))["loss"] for seed in (6, 2**32 - 1)}
+        assert miss not in events and len({*losses, whole[1]["loss"]}) == 3
+        train(tmp_path / "rate", optimizer=AdamW(WarmUp(rate=2e-2, warmup=2)))
+        assert miss in events  # the numbers of a schedule are the program's
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+
+
 def test_a_run_leaves_what_it_promises(whole):
     run, result = whole
     assert set(result) == {"run", "step", "loss", "evaluation", "tokens_per_second"}

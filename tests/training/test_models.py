@@ -55,7 +55,7 @@ def test_rematerialised_micro_batches_are_the_full_batch(name: str, speeches: Pa
         for batch in batches:
             state, measured = step(state, jax.device_put(batch, batch_sharding(MESH)))
             metrics.append(measured)
-        assert step._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
+        assert step.func._cache_size() == 1  # pyright: ignore[reportFunctionMemberAccess]
         return jax.device_get((state, metrics))
 
     expected, found = trained(config, 1), trained(replace(config, remat=True), ACCUMULATION)
