@@ -23,6 +23,7 @@ from rich.table import Table
 from ctx_jax.cli_transfer import probe
 from ctx_jax.compilation import keep_compiled
 from ctx_jax.experiment import load
+from ctx_jax.progress import tell
 from ctx_jax.training.checkpoints import named
 
 
@@ -54,8 +55,9 @@ def main() -> None:
             found = [probe([*words, "--seed", str(seed)]) for seed in range(arguments.seeds)]
             scores = {split: [one[split]["f1"] for one in found] for split in ("validation", "test")}
             results.append({"features": name, "layers": found[0]["layers"], "combine": found[0]["combine"], **scores})
-            means = (f"{statistics.fmean(scores[split]):.3f}" for split in ("validation", "test"))
-            table.add_row(name, *means, f"{paper / 100:.3f}")
+            validation, test = (f"{statistics.fmean(scores[split]):.3f}" for split in ("validation", "test"))
+            tell(f"{name}: validation F1 {validation}, test F1 {test}")  # a run that is stopped has said this much
+            table.add_row(name, validation, test, f"{paper / 100:.3f}")
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     Console(stderr=True).print(table)
